@@ -1,0 +1,136 @@
+/**
+ * numoe_pool.h - workers that run jobs of phases of items. Knows no kernel and no machine.
+ *
+ * A job is a short list of phases; a phase is a number of items, each run exactly once by some
+ * worker; all items of a phase are done before the next phase begins. The serial loop that a job
+ * replaces:
+ *
+ *     for (p = 0; p < phase_count; p++)
+ *         for (i = 0; i < phases[p].items; i++)
+ *             phases[p].run(context, i, worker);
+ *
+ * Workers take items of their own range from the front; a worker without work takes half of
+ * another's range from the back, nearest victim first. Phases end by counting finished items,
+ * never by waiting for every worker to arrive, so a worker that the system does not run holds
+ * up nothing but what it has taken.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#ifndef NUMOE_POOL_H
+#define NUMOE_POOL_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/numoe_base.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { NUMOE_POOL_MAX_PHASES = 8, NUMOE_POOL_MAX_WORKERS = 4096 };
+/** Most items a phase may have. */
+#define NUMOE_POOL_MAX_ITEMS ((uint32_t)1 << 24)
+
+/** Where a worker runs. Group ids are the caller's; equal id = same group; nearer groups first. */
+struct numoe_pool_worker {
+    uint32_t os_cpu;  /**< CPU to pin to, or UINT32_MAX: not pinned */
+    uint32_t l3, node, domain, package;
+};
+
+struct numoe_pool_config {
+    size_t size;
+    uint32_t worker_count; /**< >= 1, the caller of numoe_pool_run being worker 0 */
+    const struct numoe_pool_worker *workers; /**< worker_count, or NULL: not pinned, one group */
+    /** Called on each worker thread once before its first item; may be NULL. */
+    void (*thread_init)(void *user, uint32_t worker);
+    void *thread_init_user;
+    uint64_t spin_ns;      /**< how long an idle worker spins before it sleeps */
+    bool pin_caller;       /**< pin the thread inside numoe_pool_run/wait to worker 0's CPU for
+                                the call, and restore its mask after */
+    /** For tests: steal at random with this seed instead of from the nearest; 0: off. */
+    uint64_t chaos_seed;
+    const struct numoe_log *log; /**< copied; may be NULL */
+};
+
+#define NUMOE_POOL_CONFIG_INIT                                                                     \
+    {                                                                                              \
+        .size = sizeof(struct numoe_pool_config), .worker_count = 1, .spin_ns = 200000             \
+    }
+
+struct numoe_pool;
+
+/** Runs one item. May not call numoe_pool_run on its own pool. */
+typedef void numoe_pool_fn(void *context, uint32_t item, uint32_t worker);
+
+struct numoe_pool_phase {
+    numoe_pool_fn *run;
+    uint32_t items;
+    /** worker_count + 1 ascending numbers from 0 to items: worker w begins with
+     *  [first[w], first[w+1]). NULL: equal shares. Read during submit only. */
+    const uint32_t *first;
+};
+
+struct numoe_pool_job {
+    void *context; /**< handed to every item; must live until the job is done */
+    uint32_t phase_count;
+    struct numoe_pool_phase phases[NUMOE_POOL_MAX_PHASES];
+};
+
+/**
+ * Start worker_count - 1 threads. A worker that cannot be pinned or named runs unpinned and is
+ * reported through log and numoe_pool_stats; a thread that cannot be started ends the others and
+ * fails the call.
+ * @return 0; -EINVAL; -EAGAIN (thread limit), -ENOMEM with error filled
+ */
+int numoe_pool_create(const struct numoe_pool_config *config, struct numoe_pool **pool,
+                      struct numoe_error *error);
+
+/**
+ * Stop and join all workers. A submitted job is finished first (by the caller's help if need be).
+ * @thread not a worker; no other call on the pool may be running or follow
+ */
+void numoe_pool_destroy(struct numoe_pool *pool);
+
+/**
+ * Run a job; returns when every item of every phase is done and nothing of it is referenced any
+ * more. The calling thread works as worker 0.
+ * @return 0; -EINVAL bad job, nothing run; -EDEADLK from inside an item of this pool; -ECHILD in
+ *         a process forked from the pool's
+ * @thread any thread; several callers take turns. Never allocates.
+ */
+int numoe_pool_run(struct numoe_pool *pool, const struct numoe_pool_job *job);
+
+/**
+ * Queue a job and return; the other workers begin at once. One job may be pending at a time: a
+ * second submit, or a run, waits its turn. Worker 0's share is taken by the others, or by the
+ * thread in numoe_pool_wait.
+ * @param ticket  for numoe_pool_wait
+ * @return as numoe_pool_run
+ */
+int numoe_pool_submit(struct numoe_pool *pool, const struct numoe_pool_job *job, uint64_t *ticket);
+
+/** Help with and wait for a submitted job. @return 0; -EINVAL: no such ticket. Each ticket once. */
+int numoe_pool_wait(struct numoe_pool *pool, uint64_t ticket);
+
+uint32_t numoe_pool_worker_count(const struct numoe_pool *pool);
+
+struct numoe_pool_worker_stats {
+    uint64_t items;        /**< run */
+    uint64_t steals;       /**< successful */
+    uint64_t stolen_items;
+    uint64_t sleeps;       /**< times parked */
+    bool pinned;
+    int pin_errno;         /**< why not pinned, else 0 */
+};
+
+/** Snapshot of a worker's counters. @return 0 or -EINVAL. @thread any, at any time */
+int numoe_pool_stats(const struct numoe_pool *pool, uint32_t worker,
+                     struct numoe_pool_worker_stats *stats);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

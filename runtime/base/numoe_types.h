@@ -1,0 +1,73 @@
+/**
+ * numoe_types.h - the words that every layer shares: element types, arithmetic, activations,
+ * and how an MXFP4 matrix lies in memory.
+ *
+ * Part of the installed API (numoe.h includes it). C11 and C++.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#ifndef NUMOE_TYPES_H
+#define NUMOE_TYPES_H
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/** Element types of activations at the API. */
+enum numoe_type { NUMOE_BF16 = 1, NUMOE_F32 = 2 };
+
+/** Arithmetic modes. */
+enum numoe_arithmetic {
+    /** int8 activations with one fp32 scale for each group of 32; integer dots */
+    NUMOE_FAST = 1,
+    /** bf16 activations, exact weights, fp32 sums, h rounded to bf16 */
+    NUMOE_EXACT = 2
+};
+
+/** Activation functions, all in fp32. sigmoid(v) = 1 / (1 + exp(-v)). */
+enum numoe_activation_kind {
+    /** g sigmoid(g) u */
+    NUMOE_SILU = 1,
+    /** g = min(g, limit), u = clamp(u, -limit, limit), then g sigmoid(g) u */
+    NUMOE_SILU_CLAMPED = 2,
+    /** clamps as above, then g sigmoid(alpha g) (u + 1) */
+    NUMOE_SWIGLU_OAI = 3,
+    /** gate_cap tanh(g / gate_cap) sigmoid(g) up_cap tanh(u / up_cap);
+     *  up_cap 0 leaves u as it is */
+    NUMOE_SITU = 4
+};
+
+struct numoe_activation {
+    enum numoe_activation_kind kind;
+    float limit;    /**< SILU_CLAMPED and SWIGLU_OAI; > 0 */
+    float alpha;    /**< SWIGLU_OAI; finite */
+    float gate_cap; /**< SITU; > 0 */
+    float up_cap;   /**< SITU; >= 0 */
+};
+
+/** Order of the codes in a byte of source weights. */
+enum numoe_nibbles {
+    NUMOE_NIBBLES_ADJACENT = 1, /**< byte i of a row: column 2i low, 2i + 1 high (Hugging Face) */
+    NUMOE_NIBBLES_SPLIT = 2     /**< byte j of 16: column j low, j + 16 high (GGUF) */
+};
+
+/**
+ * One MXFP4 matrix in the caller's memory. Row r: codes at codes + r * code_stride in blocks of 16
+ * bytes code_step apart, scale bytes (E8M0) at scales + r * scale_stride, scale_step apart, one for
+ * each 32 columns. Interleaved rows: double strides and a shifted pointer.
+ */
+struct numoe_mxfp4 {
+    const uint8_t *codes;
+    const uint8_t *scales;
+    uint64_t code_stride, scale_stride; /**< bytes */
+    uint64_t code_step, scale_step;     /**< bytes; 16 and 1 when contiguous, 17 and 17 for GGUF */
+    enum numoe_nibbles nibbles;
+};
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,269 @@
+/**
+ * numoe.h - execute the routed experts of a Mixture-of-Experts model on this machine.
+ *
+ * Order of calls: numoe_open -> numoe_model_load (files) or numoe_model_create and
+ * numoe_expert_load (the caller's memory) -> numoe_forward, or numoe_submit and numoe_wait, once
+ * for each MoE layer of each pass -> numoe_model_destroy -> numoe_close.
+ *
+ * Every function returns 0 (or a count) or a negative errno; calls with many reasons to fail also
+ * fill an optional struct numoe_error. The library prints nothing, never exits, keeps no global
+ * state, and reports every fallback through the log callback and the stats.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#ifndef NUMOE_H
+#define NUMOE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/numoe_base.h"
+#include "base/numoe_types.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define NUMOE_VERSION_MAJOR 0
+#define NUMOE_VERSION_MINOR 1
+#define NUMOE_VERSION_PATCH 0
+
+/** "0.1.0". @thread any */
+const char *numoe_version(void);
+
+/* ---- context -------------------------------------------------------------------------------- */
+
+struct numoe;
+
+struct numoe_options {
+    size_t size;           /**< sizeof(struct numoe_options) */
+    const char *topology;  /**< NULL: this machine. Else an hwloc XML file or synthetic string: the
+                                plan is made for that machine and executed on this one, with
+                                workers unpinned and memory unbound */
+    uint32_t workers;      /**< 0: one for each allowed core, within the cgroup's CPU quota */
+    const uint32_t *nodes; /**< OS indices of memory nodes to use; NULL: all */
+    uint32_t node_count;
+    const uint32_t *cpus;  /**< OS indices of CPUs to use; NULL: all allowed */
+    uint32_t cpu_count;
+    uint64_t keep_free_bytes; /**< memory to leave free on each node */
+    const char *isa;       /**< NULL: environment NUMOE_ISA, else the best; "ref", "avx2",
+                                "avx512", "avx512vnni" */
+    uint64_t spin_ns;      /**< an idle worker spins so long, then sleeps */
+    bool strict_memory;    /**< fail when memory cannot be bound to its node; else go on and report */
+    uint64_t chaos_seed;   /**< for tests: workers steal at random with this seed; 0: off */
+    struct numoe_log log;  /**< messages; a NULL function drops them */
+};
+
+#define NUMOE_OPTIONS_INIT {.size = sizeof(struct numoe_options), .spin_ns = 200000}
+
+/**
+ * Read the machine, choose kernels and start workers.
+ * @param options  NULL for defaults; read during the call only (log.user must outlive the context)
+ * @return 0; -EINVAL (an option, a topology that does not parse), -ENOTSUP (ISA not here), -EAGAIN
+ *         (threads refused), -ENOMEM
+ */
+int numoe_open(const struct numoe_options *options, struct numoe **context,
+               struct numoe_error *error);
+
+/** Stop the workers and free everything. All models must have been destroyed. NULL is allowed. */
+void numoe_close(struct numoe *context);
+
+/* ---- models --------------------------------------------------------------------------------- */
+
+struct numoe_model;
+
+/** Number format of expert weights. */
+enum numoe_format { NUMOE_MXFP4 = 1 };
+
+/** The routed experts of a model. */
+struct numoe_model_desc {
+    size_t size;
+    uint64_t layers;            /**< MoE layers, numbered from 0 here */
+    uint64_t experts;           /**< routed experts a layer */
+    uint64_t experts_per_token; /**< what the model's router gives; calls may differ */
+    uint64_t hidden;            /**< H */
+    uint64_t intermediate;      /**< I */
+    enum numoe_format format;
+    bool bias;                  /**< gate, up and down have biases */
+    struct numoe_activation activation;
+    enum numoe_arithmetic arithmetic;
+};
+
+#define NUMOE_MODEL_DESC_INIT                                                                      \
+    {                                                                                              \
+        .size = sizeof(struct numoe_model_desc), .format = NUMOE_MXFP4, .arithmetic = NUMOE_FAST   \
+    }
+
+/**
+ * Plan a model on the context's machine and reserve its memory. Experts are then given one by one
+ * with numoe_expert_load; one that was never given computes as missing (see numoe_batch.skipped).
+ * @return 0; -ENOSPC (does not fit: node, shortfall and what would help in the message), -EINVAL,
+ *         -EOVERFLOW, -ENOMEM
+ */
+int numoe_model_create(struct numoe *context, const struct numoe_model_desc *desc,
+                       struct numoe_model **model, struct numoe_error *error);
+
+/** Free a model and return its memory. No call on it may be running. NULL is allowed. */
+void numoe_model_destroy(struct numoe_model *model);
+
+/** One expert in the caller's memory. */
+struct numoe_expert_weights {
+    size_t size;
+    struct numoe_mxfp4 gate, up; /**< [I, H] */
+    struct numoe_mxfp4 down;     /**< [H, I] */
+    const float *gate_bias, *up_bias; /**< I values bias_step elements apart; with desc.bias only */
+    uint64_t bias_step;               /**< 1, or 2 for interleaved */
+    const float *down_bias;           /**< H values */
+};
+
+/**
+ * Copy one expert into its place, or replace it. The source may be freed after the call.
+ * @return 0; -EINVAL (index, missing pointer); -EDOM a scale byte is 255 (the message names matrix,
+ *         row and group; the expert is then missing); -ENOMEM
+ * @thread any, but not while a call on this layer runs
+ */
+int numoe_expert_load(struct numoe_model *model, uint64_t layer, uint64_t expert,
+                      const struct numoe_expert_weights *weights, struct numoe_error *error);
+
+struct numoe_load_progress {
+    uint64_t bytes_done, bytes_total;
+    double seconds;
+};
+
+struct numoe_load_options {
+    size_t size;
+    enum numoe_arithmetic arithmetic; /**< 0: NUMOE_FAST */
+    /** Called about ten times a second by the loading thread; return nonzero to cancel. */
+    int (*progress)(void *user, const struct numoe_load_progress *progress);
+    void *user;
+};
+
+#define NUMOE_LOAD_OPTIONS_INIT {.size = sizeof(struct numoe_load_options)}
+
+/**
+ * Recognise a checkpoint directory by its files, plan it and load its routed experts. All files are
+ * checked before the first weight is read.
+ * @param options  NULL for defaults
+ * @return 0; -ENOENT, -EINVAL, -EBADMSG (damaged file: file and tensor named), -ENOTSUP (a model or
+ *         format that is not known: named), -ENOSPC, -ENOMEM, -EIO, -ECANCELED. Nothing is kept on
+ *         failure.
+ */
+int numoe_model_load(struct numoe *context, const char *directory,
+                     const struct numoe_load_options *options, struct numoe_model **model,
+                     struct numoe_error *error);
+
+/** Node of a model and what lies there. */
+struct numoe_node_info {
+    uint32_t os_index, workers;
+    uint64_t capacity_bytes, planned_bytes;
+    uint64_t huge_bytes;            /**< on 2 MiB pages */
+    uint64_t checked_bytes, placed_bytes; /**< pages looked at; of them, on this node */
+    bool bound;                     /**< the kernel accepted the binding */
+};
+
+struct numoe_model_info {
+    size_t size;
+    struct numoe_model_desc desc;
+    char family[64];           /**< "deepseek-v4", ...; "" for numoe_model_create */
+    char kernels[64];          /**< e.g. "fast avx512vnni" */
+    uint32_t node_count, worker_count;
+    uint64_t expert_bytes;     /**< of one expert in memory */
+    uint64_t resident_bytes;   /**< expert arenas */
+    uint64_t checkpoint_bytes; /**< bytes of experts on disk; 0 for numoe_model_create */
+    double load_seconds;
+    char io_path[64];          /**< how files were read: "io_uring O_DIRECT", ... */
+};
+
+/** @return 0 or -EINVAL */
+int numoe_model_info(const struct numoe_model *model, struct numoe_model_info *info);
+/** @return 0 or -EINVAL when there is no node of that index (0 .. node_count - 1) */
+int numoe_model_node(const struct numoe_model *model, uint32_t index, struct numoe_node_info *info);
+
+/* ---- execution ------------------------------------------------------------------------------ */
+
+/**
+ * One call on one layer:  out[t] (+)= scale * sum_j weights[t, j] * expert(ids[t, j], x[t]).
+ * Summed in fp32, rounded once to out_type.
+ */
+struct numoe_batch {
+    size_t size;
+    uint64_t tokens;     /**< 0 is allowed: nothing is read or written, no pointer needed */
+    uint64_t top_k;      /**< entries a token, 1 .. 64 */
+    const void *x;       /**< [tokens, hidden] */
+    enum numoe_type x_type;
+    uint64_t x_stride;   /**< elements from row to row; 0: hidden */
+    const void *ids;     /**< [tokens, top_k] int32_t or int64_t, dense */
+    uint32_t id_bytes;   /**< 4 or 8 */
+    const float *weights; /**< [tokens, top_k] */
+    void *out;           /**< [tokens, hidden] */
+    enum numoe_type out_type;
+    uint64_t out_stride; /**< elements; 0: hidden */
+    bool add;            /**< add to out; else overwrite it */
+    bool strict;         /**< an id >= experts is -EINVAL, naming token and slot, before anything is
+                              written; else it is skipped and counted */
+    float scale;         /**< times the sum; 1 from the initializer */
+    const uint8_t *elsewhere; /**< NULL, or one byte an expert: nonzero = held elsewhere, skipped */
+};
+
+#define NUMOE_BATCH_INIT                                                                           \
+    {                                                                                              \
+        .size = sizeof(struct numoe_batch), .id_bytes = 4, .scale = 1.0f                           \
+    }
+
+/** What a call did. */
+struct numoe_result {
+    size_t size;
+    uint64_t skipped;       /**< entries with an id >= experts */
+    uint64_t missing;       /**< entries whose expert was never loaded */
+    uint64_t experts_hit;   /**< distinct experts computed */
+    uint64_t expert_bytes;  /**< bytes of experts read from memory at least once */
+    uint64_t pairs;         /**< (token, slot) entries computed */
+};
+
+#define NUMOE_RESULT_INIT {.size = sizeof(struct numoe_result)}
+
+/**
+ * Compute one MoE layer. A negative id is skipped (padding, or held elsewhere); repeated ids of a
+ * row add up. Blocks; the calling thread works too.
+ * @param result  NULL or what to fill
+ * @return 0; -EINVAL (null pointer, top_k, layer, strict id: in error), -ENOMEM (workspace could
+ *         not grow; nothing was written)
+ * @thread any; calls on one context take turns
+ */
+int numoe_forward(struct numoe_model *model, uint64_t layer, const struct numoe_batch *batch,
+                  struct numoe_result *result, struct numoe_error *error);
+
+/**
+ * Start a layer and return; the workers begin at once. Everything batch points to must stay until
+ * numoe_wait. One submission may be outstanding in a context.
+ * @param ticket  for numoe_wait
+ * @return as numoe_forward; -EAGAIN when one is outstanding
+ */
+int numoe_submit(struct numoe_model *model, uint64_t layer, const struct numoe_batch *batch,
+                 uint64_t *ticket, struct numoe_error *error);
+
+/** Help with and wait for a submission. @return 0; -EINVAL: no such ticket. Each ticket once. */
+int numoe_wait(struct numoe_model *model, uint64_t ticket, struct numoe_result *result);
+
+/* ---- stats ---------------------------------------------------------------------------------- */
+
+struct numoe_stats {
+    size_t size;
+    uint64_t calls;            /**< layers computed */
+    uint64_t tokens, pairs, skipped, missing;
+    uint64_t expert_bytes;     /**< read */
+    uint64_t nanoseconds;      /**< inside forward, or from submit to the end of wait */
+    uint64_t steals, sleeps;   /**< of all workers */
+    uint32_t workers, workers_pinned;
+    uint64_t workspace_bytes;
+};
+
+/** Counters since open. @return 0 or -EINVAL. @thread any */
+int numoe_stats_get(const struct numoe *context, struct numoe_stats *stats);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

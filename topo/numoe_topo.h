@@ -1,0 +1,245 @@
+/**
+ * numoe_topo.h - what a machine is, what would go where, and memory on a chosen node.
+ *
+ * The only folder that includes hwloc and libnuma. The dry run (machine + plan) allocates
+ * nothing on any node and needs no privilege.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#ifndef NUMOE_TOPO_H
+#define NUMOE_TOPO_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include "base/numoe_base.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/** "no such object": an index that is not known. */
+#define NUMOE_NONE UINT32_MAX
+
+/* ---- machine -------------------------------------------------------------------------------- */
+
+enum numoe_node_kind {
+    NUMOE_NODE_DRAM,
+    NUMOE_NODE_HBM,  /**< high-bandwidth memory beside DRAM of the same CPUs */
+    NUMOE_NODE_SLOW, /**< CXL, NVM and the like */
+    NUMOE_NODE_GPU   /**< an accelerator's memory shown as a node: never used */
+};
+
+/** A memory node. Dense index = place in numoe_machine.nodes. */
+struct numoe_node {
+    uint32_t os_index;
+    enum numoe_node_kind kind;
+    bool allowed;            /**< the process may allocate there */
+    uint32_t domain;         /**< memory domain: nodes that share channels */
+    uint32_t package;        /**< dense package index, or NUMOE_NONE */
+    uint32_t pu_count;       /**< allowed PUs whose memory this node is (0: CPU-less) */
+    uint32_t core_count;     /**< distinct cores among them */
+    uint64_t capacity_bytes; /**< 0: memoryless, or not known */
+    uint64_t free_bytes;     /**< free or reclaimable now (live only); else capacity_bytes */
+    uint64_t huge_2m_free;   /**< free 2 MiB huge pages (live only) */
+    uint64_t bandwidth_mbs;  /**< read bandwidth from local CPUs, MB/s; 0: not known */
+};
+
+/** A hardware thread. Dense index = place in numoe_machine.pus, in hwloc's logical order. */
+struct numoe_pu {
+    uint32_t os_index;
+    bool allowed;      /**< online and in the process's cpuset */
+    uint32_t core;     /**< dense core index */
+    uint32_t smt;      /**< 0 for the first allowed thread of its core, then 1, ... */
+    uint32_t node;     /**< dense index of the node that serves it, nearest with memory; NUMOE_NONE */
+    bool node_is_near; /**< node is the PU's own; false: its own has no memory, the nearest is taken */
+    uint32_t l3;       /**< dense index of its last-level cache, or NUMOE_NONE */
+    uint32_t domain;   /**< memory domain of node */
+    uint32_t package;
+    uint32_t efficiency; /**< core kind: higher is faster; 0 when all are alike */
+};
+
+/** A GPU or NVMe drive with its locality. */
+struct numoe_device {
+    char name[32];       /**< "cuda0", "nvme0n1", or the PCI address */
+    bool gpu;            /**< else a drive */
+    bool locality_known;
+    uint32_t package;    /**< or NUMOE_NONE */
+    uint32_t *nodes;     /**< dense indices of its local nodes */
+    uint32_t node_count;
+    double link_gbs;     /**< PCIe bandwidth; 0: not known */
+    uint64_t memory_bytes; /**< GPU memory; 0: not known */
+};
+
+/** A machine. Plain data; read only after numoe_machine_load. */
+struct numoe_machine {
+    char *source;            /**< "live", the file, or the synthetic string */
+    bool live;
+    struct numoe_node *nodes;
+    uint32_t node_count;
+    struct numoe_pu *pus;
+    uint32_t pu_count;
+    uint32_t core_count, l3_count, domain_count, package_count;
+    struct numoe_device *devices;
+    uint32_t device_count;
+    uint32_t *distances;     /**< node_count x node_count, 10 = local; NULL: not known */
+    uint64_t cgroup_bytes;   /**< memory the cgroup still grants (live); UINT64_MAX: no limit */
+    double cpu_quota;        /**< CPUs the cgroup's quota grants (live); 0: no limit */
+    char **notes;            /**< remarks in plain words: orphan cores, odd data, ... */
+    uint32_t note_count;
+    char cpu_model[96];      /**< or empty */
+};
+
+/**
+ * Read a machine.
+ * @param source  NULL or "" or "live": this machine; else the path of an hwloc XML file when
+ *                such a file exists; else an hwloc synthetic string. Untrusted: damaged input is
+ *                an error, never a crash.
+ * @return 0 (free with numoe_machine_free); -ENOENT, -EINVAL, -E2BIG, -ENOMEM with error filled
+ */
+int numoe_machine_load(const char *source, struct numoe_machine **machine,
+                       struct numoe_error *error);
+void numoe_machine_free(struct numoe_machine *machine);
+
+/** Text for people. */
+void numoe_machine_print(const struct numoe_machine *machine, FILE *out);
+/** The same as JSON (one object). @return 0 or -ENOMEM/-EIO */
+int numoe_machine_print_json(const struct numoe_machine *machine, FILE *out);
+
+/** Distance between two nodes by dense index: from the table, else 10 the same, 20 others. */
+uint32_t numoe_machine_distance(const struct numoe_machine *machine, uint32_t a, uint32_t b);
+
+/* ---- plan ----------------------------------------------------------------------------------- */
+
+/** One kind of expert in a model; what placement needs to know of it. */
+struct numoe_expert_shape {
+    uint64_t layers;          /**< MoE layers */
+    uint64_t experts;         /**< routed experts a layer */
+    uint64_t slices;          /**< ceil(I / 32) */
+    uint64_t slice_bytes;     /**< numoe_slice_shape.bytes */
+    uint64_t hidden;          /**< H */
+    uint64_t experts_per_token;
+    uint64_t expert_bytes;    /**< besides slices, bytes an expert (b2), on its slice 0's node */
+};
+
+struct numoe_plan_request {
+    size_t size;
+    struct numoe_expert_shape shape;
+    uint32_t workers;       /**< 0: one a core of the chosen nodes, within the CPU quota */
+    const uint32_t *nodes;  /**< OS indices to use, or NULL for all that may be used */
+    uint32_t node_count;
+    const uint32_t *cpus;   /**< OS indices of PUs to pin workers to, or NULL */
+    uint32_t cpu_count;
+    bool smt;               /**< also use second hardware threads of a core */
+    uint64_t keep_free_bytes; /**< a node, besides what else needs memory there */
+    uint32_t lanes_per_worker; /**< 0: default */
+};
+
+#define NUMOE_PLAN_REQUEST_INIT {.size = sizeof(struct numoe_plan_request)}
+
+struct numoe_plan_node {
+    uint32_t node;           /**< dense index in the machine */
+    uint32_t os_index;
+    uint64_t capacity_bytes; /**< of the node */
+    uint64_t available_bytes; /**< capacity or free now, less what is kept free */
+    uint64_t planned_bytes;  /**< experts */
+    uint64_t slice_count;    /**< slices, all layers and experts */
+    uint32_t first_worker, worker_count; /**< its workers are consecutive */
+    uint32_t lanes;          /**< work units a phase is cut into here; independent of who runs */
+    double weight;           /**< its share of every expert, 0..1; they sum to 1 */
+};
+
+struct numoe_plan_worker {
+    uint32_t pu;        /**< dense index in the machine */
+    uint32_t os_cpu;    /**< OS index to pin to */
+    uint32_t plan_node; /**< index in numoe_plan.nodes of the memory it works on first */
+    uint32_t l3, domain, package;
+};
+
+/** What goes where. Plain data, independent of the machine struct it was made from. */
+struct numoe_plan {
+    struct numoe_expert_shape shape;
+    struct numoe_plan_node *nodes;
+    uint32_t node_count;
+    struct numoe_plan_worker *workers;
+    uint32_t worker_count;
+    uint32_t *distances; /**< node_count x node_count between plan nodes */
+    char *source;        /**< the machine's */
+    char **notes;        /**< decisions in plain words, with their reasons */
+    uint32_t note_count;
+};
+
+/**
+ * Make a plan. Every slice of every expert goes to exactly one node; a node's totals stay within
+ * one slice of its weight, in each layer and over all; no node gets more than it has available.
+ * @return 0 (free with numoe_plan_free); -ENOSPC when it does not fit (the message names node or
+ *         total, shortfall and what would help); -EINVAL for a CPU or node that is not there or
+ *         not allowed, for more workers than hardware threads; -EOVERFLOW; -ENOMEM
+ */
+int numoe_plan_create(const struct numoe_machine *machine,
+                      const struct numoe_plan_request *request, struct numoe_plan **plan,
+                      struct numoe_error *error);
+void numoe_plan_free(struct numoe_plan *plan);
+
+/**
+ * First slice of an expert that plan node n holds, n from 0 to node_count; node n holds
+ * [boundary(n), boundary(n + 1)). boundary(0) = 0, boundary(node_count) = shape.slices.
+ * Pure arithmetic on the plan's weights; the same on every machine.
+ */
+uint64_t numoe_plan_boundary(const struct numoe_plan *plan, uint64_t layer, uint64_t expert,
+                             uint32_t plan_node);
+
+void numoe_plan_print(const struct numoe_plan *plan, FILE *out);
+/** {"nodes": [{"os_index", "capacity_bytes", "planned_bytes", "workers", ...}], ...} */
+int numoe_plan_print_json(const struct numoe_plan *plan, FILE *out);
+
+/* ---- memory --------------------------------------------------------------------------------- */
+
+/** How memory was in fact obtained. */
+struct numoe_memory_report {
+    uint64_t bytes;
+    uint64_t huge_bytes;   /**< on 2 MiB pages: hugetlb, or transparent as far as can be read */
+    uint64_t placed_bytes; /**< of pages that were checked, on the wanted node */
+    uint64_t checked_bytes;
+    bool bound;            /**< the node policy was accepted by the kernel */
+    int bind_errno;        /**< why not (EPERM, ENOSYS, EINVAL), else 0 */
+};
+
+struct numoe_memory; /* one range of memory on one node */
+
+/**
+ * Reserve memory on a node: an explicit binding of this range, never of the process. Free memory
+ * of the node and what the cgroup grants are checked first. Pages are populated later, by
+ * numoe_memory_populate or on first touch.
+ * @param os_node  OS index, or NUMOE_NONE for no binding
+ * @param strict   fail with -EPERM/-ENOSYS when the binding is denied; else go on unbound,
+ *                 say so once through log, and show it in the report
+ * @return 0; -ENOMEM with node, need and have; -EINVAL
+ */
+int numoe_memory_create(uint32_t os_node, uint64_t bytes, bool strict, const struct numoe_log *log,
+                        struct numoe_memory **memory, struct numoe_error *error);
+void *numoe_memory_address(const struct numoe_memory *memory);
+uint64_t numoe_memory_bytes(const struct numoe_memory *memory);
+
+/**
+ * Make [offset, offset + bytes) resident, checking node and cgroup headroom before each chunk so
+ * that a full node is an error and not a kill. Any thread; several ranges at once.
+ * @return 0 or -ENOMEM with error filled
+ */
+int numoe_memory_populate(struct numoe_memory *memory, uint64_t offset, uint64_t bytes,
+                          struct numoe_error *error);
+
+/** Sample where pages are (move_pages) and how large they are. */
+void numoe_memory_inspect(const struct numoe_memory *memory, struct numoe_memory_report *report);
+void numoe_memory_destroy(struct numoe_memory *memory);
+
+/** Pin the calling thread to one CPU. @return 0 or -errno */
+int numoe_pin_thread(uint32_t os_cpu);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

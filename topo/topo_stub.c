@@ -1,0 +1,1 @@
+#include "numoe_topo.h"
