@@ -1,0 +1,55 @@
+/*
+ * model.h - what the runtime's own parts know of a context and a model.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#ifndef NUMOE_MODEL_H
+#define NUMOE_MODEL_H
+
+#include "numoe.h"
+#include "numoe_kernels.h"
+#include "numoe_pool.h"
+#include "numoe_topo.h"
+
+struct numoe_pool *numoe_context_pool(struct numoe *context);
+const struct numoe_machine *numoe_context_machine(const struct numoe *context);
+const struct numoe_log *numoe_context_log(const struct numoe *context);
+
+/* The placement of this model; node_count of it is how many runs an expert is stored in. */
+const struct numoe_plan *numoe_model_plan(const struct numoe_model *model);
+struct numoe *numoe_model_context(struct numoe_model *model);
+
+/*
+ * Pack the run of slices that plan node `plan_node` holds of an expert into its place. The place
+ * is resident already (numoe_model_create populates it). Any thread; different runs at once.
+ * Returns as numoe_pack_slices.
+ */
+int numoe_model_store(struct numoe_model *model, uint64_t layer, uint64_t expert,
+                      uint32_t plan_node, const struct numoe_expert_source *source,
+                      struct numoe_pack_report *report);
+
+/* Store b2 (desc.hidden floats, natural order). Any thread. */
+void numoe_model_store_down_bias(struct numoe_model *model, uint64_t layer, uint64_t expert,
+                                 const float *down_bias);
+
+/* Declare an expert present (all runs and its b2 stored) or missing. extreme_scales: from the
+ * pack reports. Not while a call on the layer runs. */
+void numoe_model_mark(struct numoe_model *model, uint64_t layer, uint64_t expert, bool present,
+                      bool extreme_scales);
+
+/* What a loader knows and numoe_model_info reports. */
+void numoe_model_set_origin(struct numoe_model *model, const char *family,
+                            uint64_t checkpoint_bytes, double seconds, const char *io_path);
+
+/* One packed expert as the executor sees it: run of plan node n. *count may be 0. */
+const void *numoe_model_run(const struct numoe_model *model, uint64_t layer, uint64_t expert,
+                            uint32_t plan_node, uint64_t *first, uint64_t *count);
+
+/* b2 in lane order, or NULL. */
+const float *numoe_model_down_bias(const struct numoe_model *model, uint64_t layer,
+                                   uint64_t expert);
+
+const struct numoe_slice_shape *numoe_model_shape(const struct numoe_model *model);
+const struct numoe_kernels *numoe_model_kernels(const struct numoe_model *model);
+
+#endif
