@@ -9,12 +9,12 @@
 #ifndef NUMOE_TOPO_H
 #define NUMOE_TOPO_H
 
+#include "base/numoe_base.h"
+
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
-
-#include "base/numoe_base.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -51,11 +51,12 @@ struct numoe_node {
 /** A hardware thread. Dense index = place in numoe_machine.pus, in hwloc's logical order. */
 struct numoe_pu {
     uint32_t os_index;
-    bool allowed;      /**< online and in the process's cpuset */
-    uint32_t core;     /**< dense core index */
-    uint32_t smt;      /**< 0 for the first allowed thread of its core, then 1, ... */
-    uint32_t node;     /**< dense index of the node that serves it, nearest with memory; NUMOE_NONE */
-    bool node_is_near; /**< node is the PU's own; false: its own has no memory, the nearest is taken */
+    bool allowed;  /**< online and in the process's cpuset */
+    uint32_t core; /**< dense core index */
+    uint32_t smt;  /**< 0 for the first allowed thread of its core, then 1, ... */
+    uint32_t node; /**< dense index of the node that serves it, nearest with memory; NUMOE_NONE */
+    bool node_is_near; /**< node is the PU's own; false: its own has no memory, the nearest is taken
+                        */
     uint32_t l3;       /**< dense index of its last-level cache, or NUMOE_NONE */
     uint32_t domain;   /**< memory domain of node */
     uint32_t package;
@@ -64,19 +65,19 @@ struct numoe_pu {
 
 /** A GPU or NVMe drive with its locality. */
 struct numoe_device {
-    char name[32];       /**< "cuda0", "nvme0n1", or the PCI address */
-    bool gpu;            /**< else a drive */
+    char name[32]; /**< "cuda0", "nvme0n1", or the PCI address */
+    bool gpu;      /**< else a drive */
     bool locality_known;
-    uint32_t package;    /**< or NUMOE_NONE */
-    uint32_t *nodes;     /**< dense indices of its local nodes */
+    uint32_t package; /**< or NUMOE_NONE */
+    uint32_t *nodes;  /**< dense indices of its local nodes */
     uint32_t node_count;
-    double link_gbs;     /**< PCIe bandwidth; 0: not known */
+    double link_gbs;       /**< PCIe bandwidth; 0: not known */
     uint64_t memory_bytes; /**< GPU memory; 0: not known */
 };
 
 /** A machine. Plain data; read only after numoe_machine_load. */
 struct numoe_machine {
-    char *source;            /**< "live", the file, or the synthetic string */
+    char *source; /**< "live", the file, or the synthetic string */
     bool live;
     struct numoe_node *nodes;
     uint32_t node_count;
@@ -85,12 +86,12 @@ struct numoe_machine {
     uint32_t core_count, l3_count, domain_count, package_count;
     struct numoe_device *devices;
     uint32_t device_count;
-    uint32_t *distances;     /**< node_count x node_count, 10 = local; NULL: not known */
-    uint64_t cgroup_bytes;   /**< memory the cgroup still grants (live); UINT64_MAX: no limit */
-    double cpu_quota;        /**< CPUs the cgroup's quota grants (live); 0: no limit */
-    char **notes;            /**< remarks in plain words: orphan cores, odd data, ... */
+    uint32_t *distances;   /**< node_count x node_count, 10 = local; NULL: not known */
+    uint64_t cgroup_bytes; /**< memory the cgroup still grants (live); UINT64_MAX: no limit */
+    double cpu_quota;      /**< CPUs the cgroup's quota grants (live); 0: no limit */
+    char **notes;          /**< remarks in plain words: orphan cores, odd data, ... */
     uint32_t note_count;
-    char cpu_model[96];      /**< or empty */
+    char cpu_model[96]; /**< or empty */
 };
 
 /**
@@ -116,40 +117,48 @@ uint32_t numoe_machine_distance(const struct numoe_machine *machine, uint32_t a,
 
 /** One kind of expert in a model; what placement needs to know of it. */
 struct numoe_expert_shape {
-    uint64_t layers;          /**< MoE layers */
-    uint64_t experts;         /**< routed experts a layer */
-    uint64_t slices;          /**< ceil(I / 32) */
-    uint64_t slice_bytes;     /**< numoe_slice_shape.bytes */
-    uint64_t hidden;          /**< H */
+    uint64_t layers;      /**< MoE layers */
+    uint64_t experts;     /**< routed experts a layer */
+    uint64_t slices;      /**< ceil(I / 32) */
+    uint64_t slice_bytes; /**< numoe_slice_shape.bytes */
+    uint64_t hidden;      /**< H */
     uint64_t experts_per_token;
-    uint64_t expert_bytes;    /**< besides slices, bytes an expert (b2), on its slice 0's node */
+    uint64_t expert_bytes; /**< besides slices, bytes an expert (b2), on its slice 0's node */
 };
 
 struct numoe_plan_request {
     size_t size;
     struct numoe_expert_shape shape;
-    uint32_t workers;       /**< 0: one a core of the chosen nodes, within the CPU quota */
-    const uint32_t *nodes;  /**< OS indices to use, or NULL for all that may be used */
+    /** 0: one a core of the chosen nodes, within the CPU quota; or one for each of cpus. More
+     *  than there are CPUs: several workers share one, and a note says so. */
+    uint32_t workers;
+    /** OS indices to use. NULL: the nodes that serve cpus, or all whose memory is the first choice
+     *  of some allowed CPU (HBM beside DRAM, slow and CPU-less nodes only when named here). */
+    const uint32_t *nodes;
     uint32_t node_count;
-    const uint32_t *cpus;   /**< OS indices of PUs to pin workers to, or NULL */
+    const uint32_t *cpus; /**< OS indices of PUs to pin workers to, or NULL */
     uint32_t cpu_count;
-    bool smt;               /**< also use second hardware threads of a core */
-    uint64_t keep_free_bytes; /**< a node, besides what else needs memory there */
+    bool smt;                  /**< also use second hardware threads of a core */
+    uint64_t keep_free_bytes;  /**< a node; 0: 2 % of it, at most 256 MiB */
     uint32_t lanes_per_worker; /**< 0: default */
 };
 
-#define NUMOE_PLAN_REQUEST_INIT {.size = sizeof(struct numoe_plan_request)}
+#define NUMOE_PLAN_REQUEST_INIT                                                                    \
+    {                                                                                              \
+        .size = sizeof(struct numoe_plan_request)                                                  \
+    }
 
 struct numoe_plan_node {
-    uint32_t node;           /**< dense index in the machine */
+    uint32_t node; /**< dense index in the machine */
     uint32_t os_index;
-    uint64_t capacity_bytes; /**< of the node */
-    uint64_t available_bytes; /**< capacity or free now, less what is kept free */
-    uint64_t planned_bytes;  /**< experts */
-    uint64_t slice_count;    /**< slices, all layers and experts */
+    uint64_t capacity_bytes;             /**< of the node */
+    uint64_t available_bytes;            /**< capacity or free now, less what is kept free */
+    uint64_t planned_bytes;              /**< experts */
+    uint64_t slice_count;                /**< slices, all layers and experts */
     uint32_t first_worker, worker_count; /**< its workers are consecutive */
-    uint32_t lanes;          /**< work units a phase is cut into here; independent of who runs */
-    double weight;           /**< its share of every expert, 0..1; they sum to 1 */
+    uint32_t lanes; /**< work units a phase is cut into here; independent of who runs */
+    double weight;  /**< its share of every expert, 0..1; they sum to 1. For reading: the
+                         exact shares are numoe_plan.cumulative */
 };
 
 struct numoe_plan_worker {
@@ -166,34 +175,46 @@ struct numoe_plan {
     uint32_t node_count;
     struct numoe_plan_worker *workers;
     uint32_t worker_count;
-    uint32_t *distances; /**< node_count x node_count between plan nodes */
-    char *source;        /**< the machine's */
-    char **notes;        /**< decisions in plain words, with their reasons */
+    uint64_t *cumulative; /**< node_count + 1: shares of all nodes before, in units of 2^-62 */
+    uint64_t expert_step; /**< coprime with shape.experts; see numoe_plan_boundary */
+    uint32_t *distances;  /**< node_count x node_count between plan nodes */
+    char *source;         /**< the machine's */
+    char **notes;         /**< decisions in plain words, with their reasons */
     uint32_t note_count;
 };
 
 /**
  * Make a plan. Every slice of every expert goes to exactly one node; a node's totals stay within
  * one slice of its weight, in each layer and over all; no node gets more than it has available.
+ * Nodes and workers do not depend on the shape: plans of one machine and request list the same.
+ * With shape.layers = 0 the plan is nodes and workers only.
  * @return 0 (free with numoe_plan_free); -ENOSPC when it does not fit (the message names node or
  *         total, shortfall and what would help); -EINVAL for a CPU or node that is not there or
- *         not allowed, for more workers than hardware threads; -EOVERFLOW; -ENOMEM
+ *         not allowed, for more than 4096 workers; -EOVERFLOW; -ENOMEM
  */
-int numoe_plan_create(const struct numoe_machine *machine,
-                      const struct numoe_plan_request *request, struct numoe_plan **plan,
-                      struct numoe_error *error);
+int numoe_plan_create(const struct numoe_machine *machine, const struct numoe_plan_request *request,
+                      struct numoe_plan **plan, struct numoe_error *error);
 void numoe_plan_free(struct numoe_plan *plan);
 
 /**
  * First slice of an expert that plan node n holds, n from 0 to node_count; node n holds
  * [boundary(n), boundary(n + 1)). boundary(0) = 0, boundary(node_count) = shape.slices.
- * Pure arithmetic on the plan's weights; the same on every machine.
+ *
+ * It is floor(slices * C(n) + phi), C(n) being the share of the nodes before n and phi in [0, 1) a
+ * number of its own for each (layer, expert), all of them equally far apart: where a node's share
+ * is not whole, the slice in question goes to either side as often as the share says.
+ * Whole-number arithmetic; the same on every machine.
  */
 uint64_t numoe_plan_boundary(const struct numoe_plan *plan, uint64_t layer, uint64_t expert,
                              uint32_t plan_node);
 
 void numoe_plan_print(const struct numoe_plan *plan, FILE *out);
-/** {"nodes": [{"os_index", "capacity_bytes", "planned_bytes", "workers", ...}], ...} */
+/**
+ * {"source", "nodes": [{"os_index", "capacity_bytes", "planned_bytes", "available_bytes",
+ * "workers", "lanes", "weight", "slices"}], "workers": [{"worker", "os_cpu", "node"}],
+ * "total_bytes", "notes": [...]}; a worker's node is an OS index.
+ * @return 0, -ENOMEM or -EIO
+ */
 int numoe_plan_print_json(const struct numoe_plan *plan, FILE *out);
 
 /* ---- memory --------------------------------------------------------------------------------- */
@@ -204,8 +225,8 @@ struct numoe_memory_report {
     uint64_t huge_bytes;   /**< on 2 MiB pages: hugetlb, or transparent as far as can be read */
     uint64_t placed_bytes; /**< of pages that were checked, on the wanted node */
     uint64_t checked_bytes;
-    bool bound;            /**< the node policy was accepted by the kernel */
-    int bind_errno;        /**< why not (EPERM, ENOSYS, EINVAL), else 0 */
+    bool bound;     /**< the node policy was accepted by the kernel */
+    int bind_errno; /**< why not (EPERM, ENOSYS, EINVAL), else 0 */
 };
 
 struct numoe_memory; /* one range of memory on one node */
