@@ -10,6 +10,7 @@
 #define NUMOE_FAMILIES_H
 
 #include "numoe.h"
+#include "safetensors.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -38,6 +39,7 @@ struct numoe_family {
     const char *prefix, *middle;
     const char *matrices[3]; /* gate, up, down */
     const char *codes, *scales;
+    enum numoe_dtype codes_dtype, scales_dtype; /* in its own files; more are accepted */
 
     /* Whether config.json's "architectures" or "model_type" name it */
     const char *architecture, *model_type;
