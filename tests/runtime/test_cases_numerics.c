@@ -85,10 +85,12 @@ TEST_EACH_ISA(case_d1, three_gate_up_orders_give_equal_bits_and_swapped_labels_d
 {
     uint64_t state = 0xD1;
     struct numoe *context = open_on(isa, NULL, 0);
-    float *x = random_x(D1_HIDDEN, &state);
+    float x[D1_HIDDEN], weight = 1;
     int32_t id = 0;
-    float weight = 1;
 
+    /* The sum is 1, where silu is far from linear and from zero: the order shows. */
+    for (int i = 0; i < D1_HIDDEN; i++)
+        x[i] = (i & 1 ? 3.0f : -1.0f) / 32;
     for (size_t a = 0; a < 2; a++) {
         for (int random = 0; random < 2; random++) {
             struct plain_expert expert = plain_expert_random(D1_HIDDEN, D1_INTER, &state);
@@ -130,7 +132,6 @@ TEST_EACH_ISA(case_d1, three_gate_up_orders_give_equal_bits_and_swapped_labels_d
             plain_expert_free(&expert);
         }
     }
-    free(x);
     numoe_close(context);
 }
 
@@ -349,15 +350,17 @@ static void expect_point(const char *isa, struct numoe_activation activation, fl
     struct numoe *context = open_on(isa, NULL, 0);
     float pair[1][2] = {{g, u}}, value;
 
-    cr_assert_float_eq(plain_activation(&activation, g, u), want, 1e-5 * fabs(want) + 1e-12);
+    /* The reports give five or six digits. */
+    cr_assert_float_eq(plain_activation(&activation, g, u), want, 2e-5 * fabs(want));
+    want = plain_activation(&activation, g, u);
     for (size_t a = 0; a < 2; a++) {
         struct numoe_model *model = activation_probe(context, &activation, both_arithmetics[a]);
 
         probe(model, (const float(*)[2])pair, 1, true, &value);
-        cr_expect_float_eq(value, want, (probe_tolerance(both_arithmetics[a]) + 1e-5) * fabs(want),
-                           "%s %s: kind %d of (%g, %g) is %.7g, not %.7g", isa,
-                           name_of(both_arithmetics[a]), (int)activation.kind, (double)g, (double)u,
-                           (double)value, want);
+        cr_expect_float_eq(
+            value, want, (probe_tolerance(both_arithmetics[a]) + 5e-7 * fabsf(g)) * fabs(want),
+            "%s %s: kind %d of (%g, %g) is %.7g, not %.7g", isa, name_of(both_arithmetics[a]),
+            (int)activation.kind, (double)g, (double)u, (double)value, want);
         numoe_model_destroy(model);
     }
     numoe_close(context);
