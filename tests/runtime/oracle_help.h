@@ -235,22 +235,63 @@ static inline double plain_activation(const struct numoe_activation *a, double g
     return NAN;
 }
 
-/* y += weight * expert(x), all in double. */
+/* What a mode does to a vector before it is multiplied: int8 by groups of 32, or bf16; 0: nothing.
+ */
+static inline void plain_round(double *values, uint64_t count, int arithmetic)
+{
+    for (uint64_t group = 0; group < count && arithmetic == NUMOE_FAST; group += 32) {
+        uint64_t end = group + 32 < count ? group + 32 : count;
+        double amax = 0;
+
+        for (uint64_t i = group; i < end; i++)
+            amax = fmax(amax, fabs(values[i]));
+        for (uint64_t i = group; i < end && amax > 0; i++)
+            values[i] = rint(values[i] * 127 / amax) * amax / 127;
+    }
+    for (uint64_t i = 0; i < count && arithmetic == NUMOE_EXACT; i++)
+        values[i] = bf16_float(float_bf16((float)values[i]));
+}
+
+/* y += weight * expert(x), all in double; x and h rounded as an arithmetic does, or 0: not. */
 static inline void plain_add(const struct plain_expert *expert,
                              const struct numoe_activation *activation, const float *x,
-                             double weight, double *y)
+                             double weight, int arithmetic, double *y)
 {
-    for (uint64_t i = 0; i < expert->gate.rows; i++) {
-        double g = 0, u = 0, h;
+    uint64_t hidden = expert->gate.columns, intermediate = expert->gate.rows;
+    double *in = must_calloc(hidden, sizeof *in);
+    double *h = must_calloc(intermediate, sizeof *h);
 
-        for (uint64_t k = 0; k < expert->gate.columns; k++) {
-            g += plain_value(&expert->gate, i, k) * x[k];
-            u += plain_value(&expert->up, i, k) * x[k];
+    for (uint64_t k = 0; k < hidden; k++)
+        in[k] = x[k];
+    plain_round(in, hidden, arithmetic);
+    for (uint64_t i = 0; i < intermediate; i++) {
+        double g = 0, u = 0;
+
+        for (uint64_t k = 0; k < hidden; k++) {
+            g += plain_value(&expert->gate, i, k) * in[k];
+            u += plain_value(&expert->up, i, k) * in[k];
         }
-        h = plain_activation(activation, g, u);
-        for (uint64_t r = 0; r < expert->down.rows; r++)
-            y[r] += weight * plain_value(&expert->down, r, i) * h;
+        h[i] = plain_activation(activation, g, u);
     }
+    plain_round(h, intermediate, arithmetic);
+    for (uint64_t r = 0; r < hidden; r++)
+        for (uint64_t i = 0; i < intermediate; i++)
+            y[r] += weight * plain_value(&expert->down, r, i) * h[i];
+    free(in);
+    free(h);
+}
+
+/* The same as floats, from zero. */
+static inline void plain_output(const struct plain_expert *expert,
+                                const struct numoe_activation *activation, const float *x,
+                                double weight, int arithmetic, float *y)
+{
+    double *sum = must_calloc(expert->down.rows, sizeof *sum);
+
+    plain_add(expert, activation, x, weight, arithmetic, sum);
+    for (uint64_t i = 0; i < expert->down.rows; i++)
+        y[i] = (float)sum[i];
+    free(sum);
 }
 
 /* The bytes of a matrix in blocks of 16, each row starting with a block of its own. Columns past

@@ -96,8 +96,7 @@ TEST_EACH_ISA(case_d1, three_gate_up_orders_give_equal_bits_and_swapped_labels_d
             struct plain_expert expert = plain_expert_random(D1_HIDDEN, D1_INTER, &state);
             struct numoe_model *model =
                 create_model(context, D1_HIDDEN, D1_INTER, 1, silu, both_arithmetics[a]);
-            double want[D1_HIDDEN] = {0};
-            float want_f[D1_HIDDEN], out[4][D1_HIDDEN];
+            float want[D1_HIDDEN], out[4][D1_HIDDEN];
             struct numoe_batch batch = simple_batch(1, x, &id, &weight, out[0]);
 
             if (!random) { /* the report's input: gate all ones, up all twos */
@@ -106,18 +105,16 @@ TEST_EACH_ISA(case_d1, three_gate_up_orders_give_equal_bits_and_swapped_labels_d
                 memset(expert.gate.scales, 127, D1_INTER);
                 memset(expert.up.scales, 127, D1_INTER);
             }
-            plain_add(&expert, &silu, x, 1, want);
-            for (int i = 0; i < D1_HIDDEN; i++)
-                want_f[i] = (float)want[i];
+            plain_output(&expert, &silu, x, 1, 0, want);
             for (int order = INTERLEAVED; order <= UP_FIRST; order++) {
                 load_fused(model, &expert, (enum order)order, false);
                 batch.out = out[order];
                 run_ok(model, 0, &batch, NULL);
                 /* A single token is a small sample for int8. */
-                cr_expect(relative_l2(out[order], want_f, D1_HIDDEN) <=
+                cr_expect(relative_l2(out[order], want, D1_HIDDEN) <=
                               2 * limit_of(both_arithmetics[a]),
                           "%s %s order %d: off by %.3e", isa, name_of(both_arithmetics[a]), order,
-                          relative_l2(out[order], want_f, D1_HIDDEN));
+                          relative_l2(out[order], want, D1_HIDDEN));
             }
             cr_expect_arr_eq(out[GATE_FIRST], out[INTERLEAVED], sizeof out[0]);
             cr_expect_arr_eq(out[UP_FIRST], out[INTERLEAVED], sizeof out[0]);
@@ -125,7 +122,7 @@ TEST_EACH_ISA(case_d1, three_gate_up_orders_give_equal_bits_and_swapped_labels_d
                 load_fused(model, &expert, (enum order)order, true);
                 batch.out = out[3];
                 run_ok(model, 0, &batch, NULL);
-                cr_expect_gt(relative_l2(out[3], want_f, D1_HIDDEN), 0.05,
+                cr_expect_gt(relative_l2(out[3], want, D1_HIDDEN), 0.05,
                              "%s order %d: the label is not used", isa, order);
             }
             numoe_model_destroy(model);
@@ -338,10 +335,10 @@ static void probe(struct numoe_model *model, const float (*pairs)[2], unsigned c
     free(weights);
 }
 
-/* exact rounds h to bf16 (half an ulp is 2^-9); fast carries the largest of a group as 127/127. */
+/* exact rounds h to bf16, by up to 2^-8; fast carries the largest of a group as 127/127. */
 static double probe_tolerance(enum numoe_arithmetic arithmetic)
 {
-    return arithmetic == NUMOE_EXACT ? 1.0 / 512 + 2e-6 : 4e-6;
+    return arithmetic == NUMOE_EXACT ? 1.0 / 256 + 2e-6 : 4e-6;
 }
 
 static void expect_point(const char *isa, struct numoe_activation activation, float g, float u,
@@ -471,11 +468,12 @@ TEST_EACH_ISA(case_d4, all_activations_over_their_range)
 
 /* ---- D5: widths and counts that do not divide ------------------------------------------------ */
 
-/* Build experts, run tokens over them, and compare with plain double. A report of the layout is
- * left in info and nodes. */
+/* Build experts, run tokens over them, and compare with plain double. A few products are a small
+ * sample: what is allowed is the limit, or a little more than the mode's own rounding of x and h
+ * costs on these very numbers where that is larger. */
 static void check_shape(struct numoe *context, const char *what, uint64_t hidden,
                         uint64_t intermediate, uint64_t experts, uint64_t tokens,
-                        enum numoe_nibbles nibbles, double slack)
+                        enum numoe_nibbles nibbles)
 {
     uint64_t state = 0xD5 + hidden * 131 + intermediate;
     struct numoe_activation clamped = {.kind = NUMOE_SILU_CLAMPED, .limit = 10};
@@ -484,25 +482,26 @@ static void check_shape(struct numoe *context, const char *what, uint64_t hidden
     int32_t *ids = must_calloc(tokens, sizeof *ids);
     float *weights = must_calloc(tokens, sizeof *weights);
     float *want = must_calloc(tokens * hidden, sizeof *want);
+    float *rounded = must_calloc(tokens * hidden, sizeof *rounded);
     float *out = must_calloc(tokens * hidden, sizeof *out);
-    double *sum = must_calloc(hidden, sizeof *sum);
 
     for (uint64_t e = 0; e < experts; e++)
         plain[e] = plain_expert_random(hidden, intermediate, &state);
     for (uint64_t t = 0; t < tokens; t++) {
         ids[t] = (int32_t)(t % experts);
         weights[t] = 0.5f + (float)(t % 5);
-        memset(sum, 0, hidden * sizeof *sum);
-        plain_add(&plain[ids[t]], &clamped, x + t * hidden, weights[t], sum);
-        for (uint64_t i = 0; i < hidden; i++)
-            want[t * hidden + i] = (float)sum[i];
+        plain_output(&plain[ids[t]], &clamped, x + t * hidden, weights[t], 0, want + t * hidden);
     }
     for (size_t a = 0; a < 2; a++) {
         struct numoe_model *model =
             create_model(context, hidden, intermediate, experts, clamped, both_arithmetics[a]);
-        struct numoe_batch batch = simple_batch(tokens, x, ids, weights, out);
-        double distance;
+        double allowed, distance;
 
+        for (uint64_t t = 0; t < tokens; t++)
+            plain_output(&plain[ids[t]], &clamped, x + t * hidden, weights[t], both_arithmetics[a],
+                         rounded + t * hidden);
+        allowed =
+            fmax(limit_of(both_arithmetics[a]), 1.2 * relative_l2(rounded, want, tokens * hidden));
         for (uint64_t e = 0; e < experts; e++)
             load_plain(model, 0, e, &plain[e], nibbles);
         for (int whole = 0; whole < 2; whole++) {
@@ -510,14 +509,17 @@ static void check_shape(struct numoe *context, const char *what, uint64_t hidden
 
             memset(out, 0x7F, tokens * hidden * sizeof *out);
             for (uint64_t t = 0; t < tokens; t += step) {
-                batch = simple_batch(step, x + t * hidden, ids + t, weights + t, out + t * hidden);
+                struct numoe_batch batch =
+                    simple_batch(step, x + t * hidden, ids + t, weights + t, out + t * hidden);
+
                 run_ok(model, 0, &batch, NULL);
             }
             distance = relative_l2(out, want, tokens * hidden);
-            cr_expect(distance <= slack * limit_of(both_arithmetics[a]),
-                      "%s, H %d, I %d, %d experts, %d tokens %s, %s: off by %.3e", what,
-                      (int)hidden, (int)intermediate, (int)experts, (int)tokens,
-                      whole ? "at once" : "one by one", name_of(both_arithmetics[a]), distance);
+            cr_expect(distance <= allowed,
+                      "%s, H %d, I %d, %d experts, %d tokens %s, %s: off by %.3e, allowed %.3e",
+                      what, (int)hidden, (int)intermediate, (int)experts, (int)tokens,
+                      whole ? "at once" : "one by one", name_of(both_arithmetics[a]), distance,
+                      allowed);
         }
         numoe_model_destroy(model);
     }
@@ -528,8 +530,8 @@ static void check_shape(struct numoe *context, const char *what, uint64_t hidden
     free(ids);
     free(weights);
     free(want);
+    free(rounded);
     free(out);
-    free(sum);
 }
 
 static const char eight_nodes[] = "numa:8(memory=1GB) core:2 pu:1";
@@ -543,9 +545,9 @@ TEST_EACH_ISA(case_d5, width_130_hidden_256_on_1_8_and_32_nodes)
         struct numoe *context = open_on(isa, topologies[i], i ? 3 : 0);
 
         check_shape(context, topologies[i] ? topologies[i] : "live", 256, 130, 2, 26,
-                    NUMOE_NIBBLES_ADJACENT, 1);
+                    NUMOE_NIBBLES_ADJACENT);
         check_shape(context, topologies[i] ? topologies[i] : "live", 256, 130, 2, 26,
-                    NUMOE_NIBBLES_SPLIT, 1);
+                    NUMOE_NIBBLES_SPLIT);
         numoe_close(context);
     }
 }
@@ -554,7 +556,7 @@ TEST_EACH_ISA(case_d5, three_experts_on_32_nodes)
 {
     struct numoe *context = open_on(isa, thirty_two_nodes, 3);
 
-    check_shape(context, thirty_two_nodes, 128, 96, 3, 30, NUMOE_NIBBLES_ADJACENT, 1);
+    check_shape(context, thirty_two_nodes, 128, 96, 3, 30, NUMOE_NIBBLES_ADJACENT);
     numoe_close(context);
 }
 
@@ -563,7 +565,7 @@ Test(case_d5, one_worker_a_planned_core, .timeout = 120)
 {
     struct numoe *context = open_on(NULL, thirty_two_nodes, 0);
 
-    check_shape(context, thirty_two_nodes, 256, 130, 2, 26, NUMOE_NIBBLES_ADJACENT, 1);
+    check_shape(context, thirty_two_nodes, 256, 130, 2, 26, NUMOE_NIBBLES_ADJACENT);
     numoe_close(context);
 }
 
@@ -590,7 +592,7 @@ Test(case_d5, thirty_experts_on_8_nodes_differ_by_one_at_most, .timeout = 60)
     cr_expect_eq(most, 4 * info.expert_bytes);
     cr_expect_eq(numoe_model_node(model, info.node_count, &(struct numoe_node_info){0}), -EINVAL);
     numoe_model_destroy(model);
-    check_shape(context, eight_nodes, 256, 32, 30, 60, NUMOE_NIBBLES_ADJACENT, 1);
+    check_shape(context, eight_nodes, 256, 32, 30, 60, NUMOE_NIBBLES_ADJACENT);
     numoe_close(context);
 }
 
@@ -629,7 +631,7 @@ static void d6_fill(struct d6 *d, struct numoe *context, enum numoe_arithmetic a
             d->ids32[t * D6_K + j] = (int32_t)id;
             d->weights[t * D6_K + j] = 0.25f * (float)(1 + j);
             if (id >= 0 && id < D6_EXPERTS)
-                plain_add(&d->experts[id], &silu, d->x + t * D6_HIDDEN, d->weights[t * D6_K + j],
+                plain_add(&d->experts[id], &silu, d->x + t * D6_HIDDEN, d->weights[t * D6_K + j], 0,
                           sum);
             else
                 d->weights[t * D6_K + j] = NAN;
@@ -807,13 +809,10 @@ TEST_EACH_ISA(case_d7, one_token_on_one_of_896_experts)
         struct numoe_batch batch = simple_batch(1, x, &id, &weight, out);
         struct numoe_result result = NUMOE_RESULT_INIT;
         struct numoe_model_info info = {.size = sizeof info};
-        double sum[HIDDEN] = {0};
 
         for (uint64_t e = 0; e < EXPERTS; e++)
             load_plain(model, 0, e, e == WANTED ? &expert : &other, NUMOE_NIBBLES_ADJACENT);
-        plain_add(&expert, &silu, x, 1, sum);
-        for (int i = 0; i < HIDDEN; i++)
-            want[i] = (float)sum[i];
+        plain_output(&expert, &silu, x, 1, 0, want);
         run_ok(model, 0, &batch, &result);
         cr_assert_eq(numoe_model_info(model, &info), 0);
         cr_expect_eq(result.pairs, 1);
@@ -834,9 +833,8 @@ TEST_EACH_ISA(case_d7, tiny_and_odd_shapes)
                                   {32, 1}, {65, 97}, {7, 200}, {130, 34}};
     struct numoe *context = open_on(isa, NULL, 0);
 
-    /* Down to a single product: small samples, so twice the limit. */
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++)
-        check_shape(context, "tiny", shapes[i][0], shapes[i][1], 3, 24, NUMOE_NIBBLES_ADJACENT, 2);
+        check_shape(context, "tiny", shapes[i][0], shapes[i][1], 3, 24, NUMOE_NIBBLES_ADJACENT);
     numoe_close(context);
 }
 
@@ -852,7 +850,6 @@ Test(case_missing, an_expert_never_given_is_counted_and_adds_nothing, .timeout =
     struct plain_expert expert = plain_expert_random(32, 32, &state);
     struct numoe_batch batch = simple_batch(1, x, ids, weights, out);
     struct numoe_result result = NUMOE_RESULT_INIT;
-    double sum[32] = {0};
     float want[32];
 
     batch.top_k = 2;
@@ -861,9 +858,7 @@ Test(case_missing, an_expert_never_given_is_counted_and_adds_nothing, .timeout =
     cr_expect_eq(result.missing, 1);
     cr_expect_eq(result.skipped, 0);
     cr_expect_eq(result.pairs, 1);
-    plain_add(&expert, &silu, x, 1, sum);
-    for (int i = 0; i < 32; i++)
-        want[i] = (float)sum[i];
+    plain_output(&expert, &silu, x, 1, 0, want);
     cr_expect_leq(relative_l2(out, want, 32), EXACT_LIMIT);
     numoe_model_destroy(model);
     plain_expert_free(&expert);
