@@ -31,12 +31,12 @@
 #ifndef NUMOE_KERNELS_H
 #define NUMOE_KERNELS_H
 
+#include "base/numoe_base.h"
+#include "base/numoe_types.h"
+
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-
-#include "base/numoe_base.h"
-#include "base/numoe_types.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -133,8 +133,8 @@ double numoe_slice_weight(const struct numoe_slice_shape *shape, const void *sli
  */
 void numoe_reference_slices(const struct numoe_slice_shape *shape,
                             const struct numoe_activation *activation, const void *slices,
-                            uint64_t count, const float *x, double weight,
-                            const float *down_bias, bool round_h, double *y);
+                            uint64_t count, const float *x, double weight, const float *down_bias,
+                            bool round_h, double *y);
 
 /* ---- compute ------------------------------------------------------------------------------ */
 
@@ -142,27 +142,27 @@ void numoe_reference_slices(const struct numoe_slice_shape *shape,
 struct numoe_ffn {
     const struct numoe_slice_shape *shape;
     const struct numoe_activation *activation;
-    const void *slices;       /**< first slice, 64-byte aligned; the others follow */
-    uint64_t slice_count;     /**< >= 1 */
-    const float *down_bias;   /**< NULL, or the expert's b2 in lane order (for one run of it) */
-    unsigned tokens;          /**< 1 .. few_tokens or many_tokens of the table */
-    const void *const *x;     /**< tokens activation records */
-    const float *weight;      /**< tokens routing weights; multiply the expert's output */
-    float *const *y;          /**< tokens rows of 32 * hidden_tiles floats, lane order, 64-byte aligned */
-    bool add;                 /**< add to y; else y is overwritten */
-    void *scratch;            /**< scratch_bytes() of this thread, 64-byte aligned */
+    const void *slices;     /**< first slice, 64-byte aligned; the others follow */
+    uint64_t slice_count;   /**< >= 1 */
+    const float *down_bias; /**< NULL, or the expert's b2 in lane order (for one run of it) */
+    unsigned tokens;        /**< 1 .. few_tokens or many_tokens of the table */
+    const void *const *x;   /**< tokens activation records */
+    const float *weight;    /**< tokens routing weights; multiply the expert's output */
+    float *const *y; /**< tokens rows of 32 * hidden_tiles floats, lane order, 64-byte aligned */
+    bool add;        /**< add to y; else y is overwritten */
+    void *scratch;   /**< scratch_bytes() of this thread, 64-byte aligned */
 };
 
 /** Arguments of combine(). */
 struct numoe_combine {
-    const float *const *rows; /**< rows in lane order, summed first to last */
-    uint64_t row_count;       /**< 0 gives zeros (or leaves out as it is, with add) */
+    const float *const *rows;      /**< rows in lane order, summed first to last */
+    uint64_t row_count;            /**< 0 gives zeros (or leaves out as it is, with add) */
     uint64_t tile_begin, tile_end; /**< tiles of 32 outputs to produce */
     uint64_t hidden;
-    float scale;              /**< times the sum; 1 changes no bit */
-    bool add;                 /**< add to what out holds, in fp32, before rounding */
+    float scale; /**< times the sum; 1 changes no bit */
+    bool add;    /**< add to what out holds, in fp32, before rounding */
     enum numoe_type type;
-    void *out;                /**< the token's hidden outputs (element 0, whatever tile_begin) */
+    void *out; /**< the token's hidden outputs (element 0, whatever tile_begin) */
 };
 
 /** The functions of one instruction set and arithmetic. Stateless; any thread. */
@@ -211,9 +211,9 @@ void numoe_kernels_leave(unsigned saved);
 /* ---- ceilings: what the machine can do at best, measured by plain loops --------------------- */
 
 enum numoe_ceiling {
-    NUMOE_CEILING_READ,       /**< read every byte of a buffer, four streams; work unit: bytes */
-    NUMOE_CEILING_INT8,       /**< int8 multiply-adds of the ISA's fast mode; unit: operations */
-    NUMOE_CEILING_EXACT       /**< multiply-adds of the ISA's exact mode; unit: operations */
+    NUMOE_CEILING_READ, /**< read every byte of a buffer, four streams; work unit: bytes */
+    NUMOE_CEILING_INT8, /**< int8 multiply-adds of the ISA's fast mode; unit: operations */
+    NUMOE_CEILING_EXACT /**< multiply-adds of the ISA's exact mode; unit: operations */
 };
 
 /**

@@ -19,11 +19,11 @@
 #ifndef NUMOE_POOL_H
 #define NUMOE_POOL_H
 
+#include "base/numoe_base.h"
+
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-
-#include "base/numoe_base.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -35,7 +35,7 @@ enum { NUMOE_POOL_MAX_PHASES = 8, NUMOE_POOL_MAX_WORKERS = 4096 };
 
 /** Where a worker runs. Group ids are the caller's; equal id = same group; nearer groups first. */
 struct numoe_pool_worker {
-    uint32_t os_cpu;  /**< CPU to pin to, or UINT32_MAX: not pinned */
+    uint32_t os_cpu; /**< CPU to pin to, or UINT32_MAX: not pinned */
     uint32_t l3, node, domain, package;
 };
 
@@ -46,9 +46,9 @@ struct numoe_pool_config {
     /** Called on each worker thread once before its first item; may be NULL. */
     void (*thread_init)(void *user, uint32_t worker);
     void *thread_init_user;
-    uint64_t spin_ns;      /**< how long an idle worker spins before it sleeps */
-    bool pin_caller;       /**< pin the thread inside numoe_pool_run/wait to worker 0's CPU for
-                                the call, and restore its mask after */
+    uint64_t spin_ns; /**< how long an idle worker spins before it sleeps */
+    bool pin_caller;  /**< pin the thread inside numoe_pool_run/wait to worker 0's CPU for
+                           the call, and restore its mask after */
     /** For tests: steal at random with this seed instead of from the nearest; 0: off. */
     uint64_t chaos_seed;
     const struct numoe_log *log; /**< copied; may be NULL */
@@ -117,12 +117,12 @@ int numoe_pool_wait(struct numoe_pool *pool, uint64_t ticket);
 uint32_t numoe_pool_worker_count(const struct numoe_pool *pool);
 
 struct numoe_pool_worker_stats {
-    uint64_t items;        /**< run */
-    uint64_t steals;       /**< successful */
+    uint64_t items;  /**< run */
+    uint64_t steals; /**< successful */
     uint64_t stolen_items;
-    uint64_t sleeps;       /**< times parked */
+    uint64_t sleeps; /**< times parked */
     bool pinned;
-    int pin_errno;         /**< why not pinned, else 0 */
+    int pin_errno; /**< why not pinned, else 0 */
 };
 
 /** Snapshot of a worker's counters. @return 0 or -EINVAL. @thread any, at any time */

@@ -28,6 +28,15 @@ int numoe_model_store(struct numoe_model *model, uint64_t layer, uint64_t expert
                       uint32_t plan_node, const struct numoe_expert_source *source,
                       struct numoe_pack_report *report);
 
+/*
+ * Pack slices [first, first + count) of an expert wherever they lie: finer than a run, so that
+ * the workers of one node share an expert.
+ */
+int numoe_model_store_range(struct numoe_model *model, uint64_t layer, uint64_t expert,
+                            uint64_t first, uint64_t count,
+                            const struct numoe_expert_source *source,
+                            struct numoe_pack_report *report);
+
 /* Store b2 (desc.hidden floats, natural order). Any thread. */
 void numoe_model_store_down_bias(struct numoe_model *model, uint64_t layer, uint64_t expert,
                                  const float *down_bias);

@@ -14,12 +14,12 @@
 #ifndef NUMOE_H
 #define NUMOE_H
 
+#include "base/numoe_base.h"
+#include "base/numoe_types.h"
+
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-
-#include "base/numoe_base.h"
-#include "base/numoe_types.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -44,18 +44,21 @@ struct numoe_options {
     uint32_t workers;      /**< 0: one for each allowed core, within the cgroup's CPU quota */
     const uint32_t *nodes; /**< OS indices of memory nodes to use; NULL: all */
     uint32_t node_count;
-    const uint32_t *cpus;  /**< OS indices of CPUs to use; NULL: all allowed */
+    const uint32_t *cpus; /**< OS indices of CPUs to use; NULL: all allowed */
     uint32_t cpu_count;
     uint64_t keep_free_bytes; /**< memory to leave free on each node */
-    const char *isa;       /**< NULL: environment NUMOE_ISA, else the best; "ref", "avx2",
-                                "avx512", "avx512vnni" */
-    uint64_t spin_ns;      /**< an idle worker spins so long, then sleeps */
-    bool strict_memory;    /**< fail when memory cannot be bound to its node; else go on and report */
-    uint64_t chaos_seed;   /**< for tests: workers steal at random with this seed; 0: off */
-    struct numoe_log log;  /**< messages; a NULL function drops them */
+    const char *isa;          /**< NULL: environment NUMOE_ISA, else the best; "ref", "avx2",
+                                   "avx512", "avx512vnni" */
+    uint64_t spin_ns;         /**< an idle worker spins so long, then sleeps */
+    bool strict_memory;  /**< fail when memory cannot be bound to its node; else go on and report */
+    uint64_t chaos_seed; /**< for tests: workers steal at random with this seed; 0: off */
+    struct numoe_log log; /**< messages; a NULL function drops them */
 };
 
-#define NUMOE_OPTIONS_INIT {.size = sizeof(struct numoe_options), .spin_ns = 200000}
+#define NUMOE_OPTIONS_INIT                                                                         \
+    {                                                                                              \
+        .size = sizeof(struct numoe_options), .spin_ns = 200000                                    \
+    }
 
 /**
  * Read the machine, choose kernels and start workers.
@@ -85,7 +88,7 @@ struct numoe_model_desc {
     uint64_t hidden;            /**< H */
     uint64_t intermediate;      /**< I */
     enum numoe_format format;
-    bool bias;                  /**< gate, up and down have biases */
+    bool bias; /**< gate, up and down have biases */
     struct numoe_activation activation;
     enum numoe_arithmetic arithmetic;
 };
@@ -110,8 +113,8 @@ void numoe_model_destroy(struct numoe_model *model);
 /** One expert in the caller's memory. */
 struct numoe_expert_weights {
     size_t size;
-    struct numoe_mxfp4 gate, up; /**< [I, H] */
-    struct numoe_mxfp4 down;     /**< [H, I] */
+    struct numoe_mxfp4 gate, up;      /**< [I, H] */
+    struct numoe_mxfp4 down;          /**< [H, I] */
     const float *gate_bias, *up_bias; /**< I values bias_step elements apart; with desc.bias only */
     uint64_t bias_step;               /**< 1, or 2 for interleaved */
     const float *down_bias;           /**< H values */
@@ -139,7 +142,10 @@ struct numoe_load_options {
     void *user;
 };
 
-#define NUMOE_LOAD_OPTIONS_INIT {.size = sizeof(struct numoe_load_options)}
+#define NUMOE_LOAD_OPTIONS_INIT                                                                    \
+    {                                                                                              \
+        .size = sizeof(struct numoe_load_options)                                                  \
+    }
 
 /**
  * Recognise a checkpoint directory by its files, plan it and load its routed experts. All files are
@@ -157,22 +163,22 @@ int numoe_model_load(struct numoe *context, const char *directory,
 struct numoe_node_info {
     uint32_t os_index, workers;
     uint64_t capacity_bytes, planned_bytes;
-    uint64_t huge_bytes;            /**< on 2 MiB pages */
+    uint64_t huge_bytes;                  /**< on 2 MiB pages */
     uint64_t checked_bytes, placed_bytes; /**< pages looked at; of them, on this node */
-    bool bound;                     /**< the kernel accepted the binding */
+    bool bound;                           /**< the kernel accepted the binding */
 };
 
 struct numoe_model_info {
     size_t size;
     struct numoe_model_desc desc;
-    char family[64];           /**< "deepseek-v4", ...; "" for numoe_model_create */
-    char kernels[64];          /**< e.g. "fast avx512vnni" */
+    char family[64];  /**< "deepseek-v4", ...; "" for numoe_model_create */
+    char kernels[64]; /**< e.g. "fast avx512vnni" */
     uint32_t node_count, worker_count;
     uint64_t expert_bytes;     /**< of one expert in memory */
     uint64_t resident_bytes;   /**< expert arenas */
     uint64_t checkpoint_bytes; /**< bytes of experts on disk; 0 for numoe_model_create */
     double load_seconds;
-    char io_path[64];          /**< how files were read: "io_uring O_DIRECT", ... */
+    char io_path[64]; /**< how files were read: "io_uring O_DIRECT", ... */
 };
 
 /** @return 0 or -EINVAL */
@@ -188,15 +194,15 @@ int numoe_model_node(const struct numoe_model *model, uint32_t index, struct num
  */
 struct numoe_batch {
     size_t size;
-    uint64_t tokens;     /**< 0 is allowed: nothing is read or written, no pointer needed */
-    uint64_t top_k;      /**< entries a token, 1 .. 64 */
-    const void *x;       /**< [tokens, hidden] */
+    uint64_t tokens; /**< 0 is allowed: nothing is read or written, no pointer needed */
+    uint64_t top_k;  /**< entries a token, 1 .. 64 */
+    const void *x;   /**< [tokens, hidden] */
     enum numoe_type x_type;
-    uint64_t x_stride;   /**< elements from row to row; 0: hidden */
-    const void *ids;     /**< [tokens, top_k] int32_t or int64_t, dense */
-    uint32_t id_bytes;   /**< 4 or 8 */
+    uint64_t x_stride;    /**< elements from row to row; 0: hidden */
+    const void *ids;      /**< [tokens, top_k] int32_t or int64_t, dense */
+    uint32_t id_bytes;    /**< 4 or 8 */
     const float *weights; /**< [tokens, top_k] */
-    void *out;           /**< [tokens, hidden] */
+    void *out;            /**< [tokens, hidden] */
     enum numoe_type out_type;
     uint64_t out_stride; /**< elements; 0: hidden */
     bool add;            /**< add to out; else overwrite it */
@@ -214,14 +220,17 @@ struct numoe_batch {
 /** What a call did. */
 struct numoe_result {
     size_t size;
-    uint64_t skipped;       /**< entries with an id >= experts */
-    uint64_t missing;       /**< entries whose expert was never loaded */
-    uint64_t experts_hit;   /**< distinct experts computed */
-    uint64_t expert_bytes;  /**< bytes of experts read from memory at least once */
-    uint64_t pairs;         /**< (token, slot) entries computed */
+    uint64_t skipped;      /**< entries with an id >= experts */
+    uint64_t missing;      /**< entries whose expert was never loaded */
+    uint64_t experts_hit;  /**< distinct experts computed */
+    uint64_t expert_bytes; /**< bytes of experts read from memory at least once */
+    uint64_t pairs;        /**< (token, slot) entries computed */
 };
 
-#define NUMOE_RESULT_INIT {.size = sizeof(struct numoe_result)}
+#define NUMOE_RESULT_INIT                                                                          \
+    {                                                                                              \
+        .size = sizeof(struct numoe_result)                                                        \
+    }
 
 /**
  * Compute one MoE layer. A negative id is skipped (padding, or held elsewhere); repeated ids of a
@@ -250,11 +259,11 @@ int numoe_wait(struct numoe_model *model, uint64_t ticket, struct numoe_result *
 
 struct numoe_stats {
     size_t size;
-    uint64_t calls;            /**< layers computed */
+    uint64_t calls; /**< layers computed */
     uint64_t tokens, pairs, skipped, missing;
-    uint64_t expert_bytes;     /**< read */
-    uint64_t nanoseconds;      /**< inside forward, or from submit to the end of wait */
-    uint64_t steals, sleeps;   /**< of all workers */
+    uint64_t expert_bytes;   /**< read */
+    uint64_t nanoseconds;    /**< inside forward, or from submit to the end of wait */
+    uint64_t steals, sleeps; /**< of all workers */
     uint32_t workers, workers_pinned;
     uint64_t workspace_bytes;
 };

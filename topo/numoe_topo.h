@@ -9,12 +9,12 @@
 #ifndef NUMOE_TOPO_H
 #define NUMOE_TOPO_H
 
+#include "base/numoe_base.h"
+
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
-
-#include "base/numoe_base.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -50,11 +50,12 @@ struct numoe_node {
 /** A hardware thread. Dense index = place in numoe_machine.pus, in hwloc's logical order. */
 struct numoe_pu {
     uint32_t os_index;
-    bool allowed;      /**< online and in the process's cpuset */
-    uint32_t core;     /**< dense core index */
-    uint32_t smt;      /**< 0 for the first allowed thread of its core, then 1, ... */
-    uint32_t node;     /**< dense index of the node that serves it, nearest with memory; NUMOE_NONE */
-    bool node_is_near; /**< node is the PU's own; false: its own has no memory, the nearest is taken */
+    bool allowed;  /**< online and in the process's cpuset */
+    uint32_t core; /**< dense core index */
+    uint32_t smt;  /**< 0 for the first allowed thread of its core, then 1, ... */
+    uint32_t node; /**< dense index of the node that serves it, nearest with memory; NUMOE_NONE */
+    bool node_is_near; /**< node is the PU's own; false: its own has no memory, the nearest is taken
+                        */
     uint32_t l3;       /**< dense index of its last-level cache, or NUMOE_NONE */
     uint32_t domain;   /**< memory domain of node */
     uint32_t package;
@@ -63,19 +64,19 @@ struct numoe_pu {
 
 /** A GPU or NVMe drive with its locality. */
 struct numoe_device {
-    char name[32];       /**< "cuda0", "nvme0n1", or the PCI address */
-    bool gpu;            /**< else a drive */
+    char name[32]; /**< "cuda0", "nvme0n1", or the PCI address */
+    bool gpu;      /**< else a drive */
     bool locality_known;
-    uint32_t package;    /**< or NUMOE_NONE */
-    uint32_t *nodes;     /**< dense indices of its local nodes */
+    uint32_t package; /**< or NUMOE_NONE */
+    uint32_t *nodes;  /**< dense indices of its local nodes */
     uint32_t node_count;
-    double link_gbs;     /**< PCIe bandwidth; 0: not known */
+    double link_gbs;       /**< PCIe bandwidth; 0: not known */
     uint64_t memory_bytes; /**< GPU memory; 0: not known */
 };
 
 /** A machine. Plain data; read only after numoe_machine_load. */
 struct numoe_machine {
-    char *source;            /**< "live", the file, or the synthetic string */
+    char *source; /**< "live", the file, or the synthetic string */
     bool live;
     struct numoe_node *nodes;
     uint32_t node_count;
@@ -84,12 +85,12 @@ struct numoe_machine {
     uint32_t core_count, l3_count, domain_count, package_count;
     struct numoe_device *devices;
     uint32_t device_count;
-    uint32_t *distances;     /**< node_count x node_count, 10 = local; NULL: not known */
-    uint64_t cgroup_bytes;   /**< memory the cgroup still grants (live); UINT64_MAX: no limit */
-    double cpu_quota;        /**< CPUs the cgroup's quota grants (live); 0: no limit */
-    char **notes;            /**< remarks in plain words: orphan cores, odd data, ... */
+    uint32_t *distances;   /**< node_count x node_count, 10 = local; NULL: not known */
+    uint64_t cgroup_bytes; /**< memory the cgroup still grants (live); UINT64_MAX: no limit */
+    double cpu_quota;      /**< CPUs the cgroup's quota grants (live); 0: no limit */
+    char **notes;          /**< remarks in plain words: orphan cores, odd data, ... */
     uint32_t note_count;
-    char cpu_model[96];      /**< or empty */
+    char cpu_model[96]; /**< or empty */
 };
 
 /**
@@ -115,40 +116,43 @@ uint32_t numoe_machine_distance(const struct numoe_machine *machine, uint32_t a,
 
 /** One kind of expert in a model; what placement needs to know of it. */
 struct numoe_expert_shape {
-    uint64_t layers;          /**< MoE layers */
-    uint64_t experts;         /**< routed experts a layer */
-    uint64_t slices;          /**< ceil(I / 32) */
-    uint64_t slice_bytes;     /**< numoe_slice_shape.bytes */
-    uint64_t hidden;          /**< H */
+    uint64_t layers;      /**< MoE layers */
+    uint64_t experts;     /**< routed experts a layer */
+    uint64_t slices;      /**< ceil(I / 32) */
+    uint64_t slice_bytes; /**< numoe_slice_shape.bytes */
+    uint64_t hidden;      /**< H */
     uint64_t experts_per_token;
-    uint64_t expert_bytes;    /**< besides slices, bytes an expert (b2), on its slice 0's node */
+    uint64_t expert_bytes; /**< besides slices, bytes an expert (b2), on its slice 0's node */
 };
 
 struct numoe_plan_request {
     size_t size;
     struct numoe_expert_shape shape;
-    uint32_t workers;       /**< 0: one a core of the chosen nodes, within the CPU quota */
-    const uint32_t *nodes;  /**< OS indices to use, or NULL for all that may be used */
+    uint32_t workers;      /**< 0: one a core of the chosen nodes, within the CPU quota */
+    const uint32_t *nodes; /**< OS indices to use, or NULL for all that may be used */
     uint32_t node_count;
-    const uint32_t *cpus;   /**< OS indices of PUs to pin workers to, or NULL */
+    const uint32_t *cpus; /**< OS indices of PUs to pin workers to, or NULL */
     uint32_t cpu_count;
-    bool smt;               /**< also use second hardware threads of a core */
-    uint64_t keep_free_bytes; /**< a node, besides what else needs memory there */
+    bool smt;                  /**< also use second hardware threads of a core */
+    uint64_t keep_free_bytes;  /**< a node, besides what else needs memory there */
     uint32_t lanes_per_worker; /**< 0: default */
 };
 
-#define NUMOE_PLAN_REQUEST_INIT {.size = sizeof(struct numoe_plan_request)}
+#define NUMOE_PLAN_REQUEST_INIT                                                                    \
+    {                                                                                              \
+        .size = sizeof(struct numoe_plan_request)                                                  \
+    }
 
 struct numoe_plan_node {
-    uint32_t node;           /**< dense index in the machine */
+    uint32_t node; /**< dense index in the machine */
     uint32_t os_index;
-    uint64_t capacity_bytes; /**< of the node */
-    uint64_t available_bytes; /**< capacity or free now, less what is kept free */
-    uint64_t planned_bytes;  /**< experts */
-    uint64_t slice_count;    /**< slices, all layers and experts */
+    uint64_t capacity_bytes;             /**< of the node */
+    uint64_t available_bytes;            /**< capacity or free now, less what is kept free */
+    uint64_t planned_bytes;              /**< experts */
+    uint64_t slice_count;                /**< slices, all layers and experts */
     uint32_t first_worker, worker_count; /**< its workers are consecutive */
-    uint32_t lanes;          /**< work units a phase is cut into here; independent of who runs */
-    double weight;           /**< its share of every expert, 0..1; they sum to 1 */
+    uint32_t lanes; /**< work units a phase is cut into here; independent of who runs */
+    double weight;  /**< its share of every expert, 0..1; they sum to 1 */
 };
 
 struct numoe_plan_worker {
@@ -178,9 +182,8 @@ struct numoe_plan {
  *         total, shortfall and what would help); -EINVAL for a CPU or node that is not there or
  *         not allowed, for more workers than hardware threads; -EOVERFLOW; -ENOMEM
  */
-int numoe_plan_create(const struct numoe_machine *machine,
-                      const struct numoe_plan_request *request, struct numoe_plan **plan,
-                      struct numoe_error *error);
+int numoe_plan_create(const struct numoe_machine *machine, const struct numoe_plan_request *request,
+                      struct numoe_plan **plan, struct numoe_error *error);
 void numoe_plan_free(struct numoe_plan *plan);
 
 /**
@@ -203,8 +206,8 @@ struct numoe_memory_report {
     uint64_t huge_bytes;   /**< on 2 MiB pages: hugetlb, or transparent as far as can be read */
     uint64_t placed_bytes; /**< of pages that were checked, on the wanted node */
     uint64_t checked_bytes;
-    bool bound;            /**< the node policy was accepted by the kernel */
-    int bind_errno;        /**< why not (EPERM, ENOSYS, EINVAL), else 0 */
+    bool bound;     /**< the node policy was accepted by the kernel */
+    int bind_errno; /**< why not (EPERM, ENOSYS, EINVAL), else 0 */
 };
 
 struct numoe_memory; /* one range of memory on one node */

@@ -33,7 +33,13 @@ struct numoe_error {
     char message[512]; /**< one sentence without a final newline */
 };
 
-#define NUMOE_ERROR_INIT {sizeof(struct numoe_error), 0, {0}, {0}}
+#define NUMOE_ERROR_INIT                                                                           \
+    {                                                                                              \
+        sizeof(struct numoe_error), 0, {0},                                                        \
+        {                                                                                          \
+            0                                                                                      \
+        }                                                                                          \
+    }
 
 enum numoe_log_level {
     NUMOE_LOG_ERROR,

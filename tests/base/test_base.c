@@ -1,10 +1,10 @@
 /* The error record, the log callback and checked arithmetic. */
+#include "base/checked.h"
+#include "base/numoe_base.h"
+
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <string.h>
-
-#include "base/checked.h"
-#include "base/numoe_base.h"
 
 Test(base_error, keeps_code_place_and_words)
 {

@@ -1,0 +1,42 @@
+/*
+ * Exact mode, AVX-512 BF16: bf16 activations, vdpbf16ps.
+ *
+ *   y = sum_s W2[:, s] act(W1[s] x, W3[s] x)   (numoe_kernels.h), x and h in bf16, sums in fp32
+ *
+ * Few tokens, one 64-byte load of codes: 3 shifts, 4 look-ups, then 4 vdpbf16ps a token.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#include "form_common.h"
+#include "kernel_sets.h"
+#include "operand_bf16.h"
+#include "vec_avx512.h"
+#include "vec_math.h"
+
+enum {
+    FEW_TOKENS = 4,
+    FEW_AHEAD = 2176,
+    MANY_TOKENS = 96,
+    MANY_ROWS = 2,
+    MANY_CHUNK = 4,
+    MANY_RUN = 4
+};
+#define FEW_STREAMS(M) 2
+#define FEW_ROWS(M) 2
+#include "form_few.h"
+#define MANY_BLOCK 12
+#include "form_many.h"
+
+const struct numoe_kernels numoe_exact_avx512bf16 = {
+    .isa = "avx512vnni",
+    .name = "exact avx512bf16",
+    .arithmetic = NUMOE_EXACT,
+    .few_tokens = FEW_TOKENS,
+    .few_limit = FEW_TOKENS,
+    .many_tokens = MANY_TOKENS,
+    .record_bytes = record_bytes,
+    .scratch_bytes = scratch_bytes,
+    .quantise = quantise,
+    .few = few,
+    .many = many,
+    .combine = combine,
+};

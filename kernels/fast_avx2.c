@@ -1,0 +1,59 @@
+/*
+ * Fast mode, AVX2: int8 activations, vpmaddubsw with wrapping 16-bit sums.
+ *
+ *   y = sum_s W2[:, s] act(W1[s] x, W3[s] x)   (numoe_kernels.h), x and h int8 in groups of 32
+ *
+ * Few tokens, one 32-byte load of codes (64 weights): 2 and, 1 shift, 2 look-ups, 2 vpmaddubsw and
+ * 2 adds: these nine bound it on most parts.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#include "kernel_sets.h"
+#include "vec_avx2.h"
+#include "vec_math.h"
+
+#define INT8_PAIRS 1
+#include "operand_int8.h"
+
+INL acc acc_dot(acc a, vi w, const void *word)
+{
+    a = _mm256_add_epi16(a, _mm256_maddubs_epi16(w, vi_word(word)));
+    /* keep the chain: regrouped into a tree, the partial sums spill */
+    __asm__("" : "+x"(a));
+    return a;
+}
+
+INL vf acc_float(acc a)
+{
+    return vf_of_vi(_mm256_madd_epi16(a, _mm256_set1_epi16(1)));
+}
+
+#include "form_common.h"
+
+enum {
+    FEW_TOKENS = 4,
+    FEW_AHEAD = 2176,
+    MANY_TOKENS = 96,
+    MANY_ROWS = 2,
+    MANY_CHUNK = 8,
+    MANY_RUN = 8
+};
+#define FEW_STREAMS(M) 1
+#define FEW_ROWS(M) ((M) == 1 ? 4 : (M) == 2 ? 2 : 1)
+#include "form_few.h"
+#define MANY_BLOCK 5
+#include "form_many.h"
+
+const struct numoe_kernels numoe_fast_avx2 = {
+    .isa = "avx2",
+    .name = "fast avx2",
+    .arithmetic = NUMOE_FAST,
+    .few_tokens = FEW_TOKENS,
+    .few_limit = FEW_TOKENS,
+    .many_tokens = MANY_TOKENS,
+    .record_bytes = record_bytes,
+    .scratch_bytes = scratch_bytes,
+    .quantise = quantise,
+    .few = few,
+    .many = many,
+    .combine = combine,
+};

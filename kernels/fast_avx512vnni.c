@@ -1,0 +1,56 @@
+/*
+ * Fast mode, AVX-512 VNNI: int8 activations, vpdpbusd.
+ *
+ *   y = sum_s W2[:, s] act(W1[s] x, W3[s] x)   (numoe_kernels.h), x and h int8 in groups of 32
+ *
+ * Few tokens, one 64-byte load of codes: 2 and, 1 shift, 2 look-ups, then 2 vpdpbusd a token.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#include "kernel_sets.h"
+#include "numoe_kernels.h"
+#include "vec_avx512.h"
+#include "vec_math.h"
+
+#define INT8_PAIRS 0
+#include "operand_int8.h"
+
+INL acc acc_dot(acc a, vi w, const void *word)
+{
+    return _mm512_dpbusd_epi32(a, w, vi_word(word));
+}
+
+INL vf acc_float(acc a)
+{
+    return vf_of_vi(a);
+}
+
+#include "form_common.h"
+
+enum {
+    FEW_TOKENS = 4,
+    FEW_AHEAD = 2176,
+    MANY_TOKENS = 96,
+    MANY_ROWS = 2,
+    MANY_CHUNK = 8,
+    MANY_RUN = 8
+};
+#define FEW_STREAMS(M) 2
+#define FEW_ROWS(M) 2
+#include "form_few.h"
+#define MANY_BLOCK 6
+#include "form_many.h"
+
+const struct numoe_kernels numoe_fast_avx512vnni = {
+    .isa = "avx512vnni",
+    .name = "fast avx512vnni",
+    .arithmetic = NUMOE_FAST,
+    .few_tokens = FEW_TOKENS,
+    .few_limit = FEW_TOKENS,
+    .many_tokens = MANY_TOKENS,
+    .record_bytes = record_bytes,
+    .scratch_bytes = scratch_bytes,
+    .quantise = quantise,
+    .few = few,
+    .many = many,
+    .combine = combine,
+};

@@ -1,0 +1,219 @@
+/*
+ * form_few.h - few tokens of one expert: weights are decoded as they stream past, once for all
+ * tokens of the call.
+ *
+ * For one slice:  g, u = W1[s] x, W3[s] x  over pair tiles k = 0, 32, ...;  h = act(g, u), made a
+ * group again;  y += W2[:, s] h  over down tiles. FEW_STREAMS slices that lie far apart advance
+ * together, so that the memory system sees independent sequential streams:
+ *
+ *     slice i       pair 0 | pair 1 | pair 2 | ...      \  one step of the loop takes
+ *     slice i + n   pair 0 | pair 1 | pair 2 | ...      /  one pair tile from each
+ *
+ * Each stream is prefetched FEW_AHEAD bytes ahead, over the end of its slice into the next one.
+ * Prefetches may pass the end of the run, reads never do. Bound by memory bandwidth with one
+ * token; by decoding and dots from about four tokens up.
+ *
+ * Parameters: FEW_TOKENS (most tokens), FEW_STREAMS(M), FEW_ROWS(M) (row vectors of a tile at
+ * once, a divisor of NV), FEW_AHEAD (bytes; 0 is none).
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#ifndef NUMOE_FORM_FEW_H
+#define NUMOE_FORM_FEW_H
+
+enum { FEW_STREAMS_MAX = 4 };
+
+INL void prefetch_lines(const uint8_t *p, int lines)
+{
+    UNROLL
+    for (int i = 0; i < lines; i++)
+        _mm_prefetch((const char *)p + 64 * i, _MM_HINT_T0);
+}
+
+/* a[i][r] = dots of row vectors r0 + r of a tile with token i's group. */
+INL void few_dots(const int M, const int rows, const uint8_t *codes, const int r0,
+                  const struct group *const *g, acc a[FEW_TOKENS][NV])
+{
+    UNROLL
+    for (int i = 0; i < M; i++)
+        UNROLL
+    for (int r = 0; r < rows; r++)
+        a[i][r] = acc_start(g[i]);
+    UNROLL
+    for (int t = 0; t < 4; t++)
+        UNROLL
+    for (int r = 0; r < rows; r++) {
+        const vi v = vi_load(codes + 128 * t + VB * (r0 + r));
+        UNROLL
+        for (int step = 0; step < STEPS; step++) {
+            const vi w = decode(v, step);
+            UNROLL
+            for (int i = 0; i < M; i++)
+                a[i][r] = acc_dot(a[i][r], w, x_word(g[i], t * STEPS + step));
+        }
+    }
+}
+
+/* Slices slice[0..S) for M tokens, all constants after inlining. */
+INL void few_slices(const int M, const int S, const struct numoe_ffn *f,
+                    const uint8_t *const *slice, const bool add)
+{
+    const struct numoe_slice_shape *shape = f->shape;
+    const int rows = FEW_ROWS(M);
+    vf sum[FEW_STREAMS_MAX][FEW_TOKENS][2][NV];
+    struct group h[FEW_STREAMS_MAX][FEW_TOKENS];
+
+    UNROLL
+    for (int s = 0; s < S; s++)
+        UNROLL
+    for (int i = 0; i < M; i++)
+        UNROLL
+    for (int m = 0; m < 2; m++)
+        UNROLL
+    for (int r = 0; r < NV; r++)
+        sum[s][i][m][r] = vf_set(0.0f);
+
+    for (uint64_t b = 0; b < shape->hidden_tiles; b++) {
+        const struct group *g[FEW_TOKENS];
+        UNROLL
+        for (int i = 0; i < M; i++)
+            g[i] = (const struct group *)f->x[i] + b;
+        UNROLL
+        for (int s = 0; s < S; s++) {
+            const uint8_t *pair = slice[s] + b * NUMOE_PAIR_BYTES;
+            if (FEW_AHEAD)
+                prefetch_lines(pair + FEW_AHEAD, NUMOE_PAIR_BYTES / 64);
+            UNROLL
+            for (int m = 0; m < 2; m++)
+                UNROLL
+            for (int r0 = 0; r0 < NV; r0 += rows) {
+                acc a[FEW_TOKENS][NV];
+                few_dots(M, rows, pair + 512 * m, r0, g, a);
+                UNROLL
+                for (int r = 0; r < rows; r++) {
+                    const vf e = vf_e8m0(pair + 1024 + 32 * m + VL * (r0 + r));
+                    UNROLL
+                    for (int i = 0; i < M; i++)
+                        sum[s][i][m][r0 + r] =
+                            vf_fma(acc_float(a[i][r]), group_scale(e, g[i]), sum[s][i][m][r0 + r]);
+                }
+            }
+        }
+    }
+
+    UNROLL
+    for (int s = 0; s < S; s++)
+        UNROLL
+    for (int i = 0; i < M; i++) {
+        vf v[NV];
+        UNROLL
+        for (int r = 0; r < NV; r++) {
+            vf gate = sum[s][i][0][r], up = sum[s][i][1][r];
+            if (shape->bias) {
+                gate = gate + vf_load(slice[s] + shape->bias_offset + VB * r);
+                up = up + vf_load(slice[s] + shape->bias_offset + 128 + VB * r);
+            }
+            v[r] = vf_activation(f->activation, gate, up);
+        }
+        group_put(v, true, f->weight[i], &h[s][i]);
+    }
+
+    for (uint64_t p = 0; p < shape->hidden_tiles; p++) {
+        const uint64_t at = shape->down_offset + p / 2 * NUMOE_PAIR_BYTES;
+        const uint64_t half = p % 2;
+        vf y[FEW_TOKENS][NV];
+        UNROLL
+        for (int i = 0; i < M; i++)
+            UNROLL
+        for (int r = 0; r < NV; r++)
+            y[i][r] = add ? vf_load(f->y[i] + NUMOE_TILE * p + VL * r) : vf_set(0.0f);
+        UNROLL
+        for (int s = 0; s < S; s++) {
+            const uint8_t *codes = slice[s] + at + 512 * half;
+            const uint8_t *scales = slice[s] + at + 1024 + 32 * half;
+            const struct group *g[FEW_TOKENS];
+            UNROLL
+            for (int i = 0; i < M; i++)
+                g[i] = &h[s][i];
+            if (FEW_AHEAD) {
+                prefetch_lines(codes + FEW_AHEAD, 8);
+                if (half)
+                    prefetch_lines(codes + FEW_AHEAD + 512, 1);
+            }
+            UNROLL
+            for (int r0 = 0; r0 < NV; r0 += rows) {
+                acc a[FEW_TOKENS][NV];
+                few_dots(M, rows, codes, r0, g, a);
+                UNROLL
+                for (int r = 0; r < rows; r++) {
+                    const vf e = vf_e8m0(scales + VL * (r0 + r));
+                    UNROLL
+                    for (int i = 0; i < M; i++)
+                        y[i][r0 + r] = vf_fma(acc_float(a[i][r]), down_scale(e, g[i], f->weight[i]),
+                                              y[i][r0 + r]);
+                }
+            }
+        }
+        UNROLL
+        for (int i = 0; i < M; i++)
+            UNROLL
+        for (int r = 0; r < NV; r++)
+            vf_store(f->y[i] + NUMOE_TILE * p + VL * r, y[i][r]);
+    }
+}
+
+INL void few_run(const int M, const struct numoe_ffn *f)
+{
+    const int S = FEW_STREAMS(M);
+    const uint64_t per = f->slice_count / (uint64_t)S;
+    const uint8_t *base = f->slices;
+    const uint8_t *slice[FEW_STREAMS_MAX];
+    bool add = f->add;
+
+    for (uint64_t n = 0; n < per; n++) {
+        UNROLL
+        for (int s = 0; s < S; s++)
+            slice[s] = base + ((uint64_t)s * per + n) * f->shape->bytes;
+        few_slices(M, S, f, slice, add);
+        add = true;
+    }
+    for (uint64_t n = per * (uint64_t)S; n < f->slice_count; n++) {
+        slice[0] = base + n * f->shape->bytes;
+        few_slices(M, 1, f, slice, add);
+        add = true;
+    }
+}
+
+INL void add_down_bias(const struct numoe_ffn *f)
+{
+    if (!f->down_bias)
+        return;
+    for (unsigned i = 0; i < f->tokens; i++) {
+        const vf weight = vf_set(f->weight[i]);
+        for (uint64_t at = 0; at < NUMOE_TILE * f->shape->hidden_tiles; at += VL)
+            vf_store(f->y[i] + at,
+                     vf_fma(weight, vf_load(f->down_bias + at), vf_load(f->y[i] + at)));
+    }
+}
+
+/* A function for each token count keeps the register allocator's problem small. */
+#define FEW_CASE(M)                                                                                \
+    static __attribute__((noinline)) void few_##M(const struct numoe_ffn *f)                       \
+    {                                                                                              \
+        few_run(M, f);                                                                             \
+    }
+FEW_CASE(1)
+FEW_CASE(2)
+FEW_CASE(3)
+FEW_CASE(4)
+#undef FEW_CASE
+
+static void few(const struct numoe_ffn *f)
+{
+    static void (*const by_tokens[])(const struct numoe_ffn *) = {few_1, few_2, few_3, few_4};
+
+    by_tokens[f->tokens - 1](f);
+    add_down_bias(f);
+}
+
+#endif

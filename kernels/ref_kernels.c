@@ -1,0 +1,225 @@
+/*
+ * The reference kernel sets: plain C for any CPU, one code at a time. They round where the vector
+ * sets round (fast: x and h to int8 groups; exact: x and h to bf16), so they are both the fallback
+ * and a check of what the modes mean.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#include "kernel_sets.h"
+#include "numoe_kernels.h"
+
+#include <math.h>
+#include <string.h>
+
+enum { REF_TOKENS = 32 };
+
+static const int doubled[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+
+/* 32 activations in natural order: exact: values with scale 1; fast: integers and their scale. */
+struct group {
+    float v[NUMOE_TILE];
+    float scale;
+};
+
+static float bf16_to_float(uint16_t b)
+{
+    const uint32_t u = (uint32_t)b << 16;
+    float f;
+    memcpy(&f, &u, 4);
+    return f;
+}
+
+static uint16_t float_to_bf16(float f)
+{
+    uint32_t u;
+    memcpy(&u, &f, 4);
+    if (isnan(f))
+        return (uint16_t)(u >> 16 | 0x40);
+    return (uint16_t)((u + 0x7FFF + (u >> 16 & 1)) >> 16);
+}
+
+static void group_fast(const float v[NUMOE_TILE], struct group *g)
+{
+    float amax = 0.0f;
+    bool finite = true;
+
+    for (int k = 0; k < NUMOE_TILE; k++) {
+        finite = finite && isfinite(v[k]);
+        amax = fmaxf(amax, fabsf(v[k]));
+    }
+    memset(g, 0, sizeof *g);
+    g->scale = finite ? 0.0f : (float)NAN;
+    if (!finite || !(amax > 1e-35f))
+        return;
+    for (int k = 0; k < NUMOE_TILE; k++)
+        g->v[k] = rintf(v[k] * (127.0f / amax));
+    g->scale = amax * (1.0f / 127.0f);
+}
+
+static void group_exact(const float v[NUMOE_TILE], struct group *g)
+{
+    for (int k = 0; k < NUMOE_TILE; k++)
+        g->v[k] = bf16_to_float(float_to_bf16(v[k]));
+    g->scale = 1.0f;
+}
+
+static size_t record_bytes(const struct numoe_slice_shape *shape)
+{
+    return (shape->hidden_tiles * sizeof(struct group) + NUMOE_ALIGNMENT - 1) / NUMOE_ALIGNMENT *
+           NUMOE_ALIGNMENT;
+}
+
+static size_t scratch_bytes(const struct numoe_slice_shape *shape)
+{
+    (void)shape;
+    return 0;
+}
+
+static void quantise(const struct numoe_slice_shape *shape, const void *x, enum numoe_type type,
+                     void *record, void (*put)(const float *, struct group *))
+{
+    struct group *g = record;
+
+    for (uint64_t b = 0; b < shape->hidden_tiles; b++) {
+        float v[NUMOE_TILE] = {0};
+        for (uint64_t k = NUMOE_TILE * b; k < NUMOE_TILE * (b + 1) && k < shape->hidden; k++)
+            v[k % NUMOE_TILE] = type == NUMOE_BF16 ? bf16_to_float(((const uint16_t *)x)[k])
+                                                   : ((const float *)x)[k];
+        put(v, &g[b]);
+    }
+}
+
+static void quantise_fast(const struct numoe_slice_shape *shape, const void *x,
+                          enum numoe_type type, void *record)
+{
+    quantise(shape, x, type, record, group_fast);
+}
+
+static void quantise_exact(const struct numoe_slice_shape *shape, const void *x,
+                           enum numoe_type type, void *record)
+{
+    quantise(shape, x, type, record, group_exact);
+}
+
+static float e8m0(uint8_t e)
+{
+    return ldexpf(1.0f, e - 127);
+}
+
+/* Dot of one tile row (by lane) with a group, in the group's units. */
+static float dot(const uint8_t *codes, unsigned lane, const struct group *g)
+{
+    float sum = 0.0f;
+
+    for (unsigned t = 0; t < 4; t++) {
+        uint32_t word;
+        memcpy(&word, codes + 128 * t + 4 * lane, 4);
+        for (unsigned k = 0; k < 8; k++)
+            sum += 0.5f * (float)doubled[word >> (4 * (k / 2 + k % 2 * 4)) & 15] * g->v[8 * t + k];
+    }
+    return sum * g->scale;
+}
+
+static void ffn_token(const struct numoe_ffn *f, unsigned token,
+                      void (*put)(const float *, struct group *))
+{
+    const struct numoe_slice_shape *shape = f->shape;
+    const struct group *x = f->x[token];
+    float *y = f->y[token];
+
+    if (!f->add)
+        memset(y, 0, shape->hidden_tiles * NUMOE_TILE * sizeof *y);
+    for (uint64_t s = 0; s < f->slice_count; s++) {
+        const uint8_t *slice = (const uint8_t *)f->slices + s * shape->bytes;
+        const float *bias = (const float *)(const void *)(slice + shape->bias_offset);
+        float natural[NUMOE_TILE];
+        struct group h;
+
+        for (unsigned lane = 0; lane < NUMOE_TILE; lane++) {
+            float gate = shape->bias ? bias[lane] : 0.0f, up = shape->bias ? bias[32 + lane] : 0.0f;
+            for (uint64_t b = 0; b < shape->hidden_tiles; b++) {
+                const uint8_t *pair = slice + b * NUMOE_PAIR_BYTES;
+                gate += dot(pair, lane, &x[b]) * e8m0(pair[1024 + lane]);
+                up += dot(pair + 512, lane, &x[b]) * e8m0(pair[1056 + lane]);
+            }
+            natural[numoe_lane_row(lane)] =
+                (float)numoe_activation_reference(f->activation, (double)gate, (double)up);
+        }
+        put(natural, &h);
+        for (uint64_t p = 0; p < shape->hidden_tiles; p++) {
+            const uint8_t *pair = slice + shape->down_offset + p / 2 * NUMOE_PAIR_BYTES;
+            const uint64_t half = p % 2;
+            for (unsigned lane = 0; lane < NUMOE_TILE; lane++)
+                y[NUMOE_TILE * p + lane] += f->weight[token] * dot(pair + 512 * half, lane, &h) *
+                                            e8m0(pair[1024 + 32 * half + lane]);
+        }
+    }
+    if (f->down_bias)
+        for (uint64_t i = 0; i < shape->hidden_tiles * NUMOE_TILE; i++)
+            y[i] += f->weight[token] * f->down_bias[i];
+}
+
+static void ffn_fast(const struct numoe_ffn *f)
+{
+    for (unsigned i = 0; i < f->tokens; i++)
+        ffn_token(f, i, group_fast);
+}
+
+static void ffn_exact(const struct numoe_ffn *f)
+{
+    for (unsigned i = 0; i < f->tokens; i++)
+        ffn_token(f, i, group_exact);
+}
+
+static void combine(const struct numoe_combine *c)
+{
+    uint64_t end = c->tile_end * NUMOE_TILE;
+
+    if (end > c->hidden)
+        end = c->hidden;
+    for (uint64_t i = c->tile_begin * NUMOE_TILE; i < end; i++) {
+        const uint64_t at = i / NUMOE_TILE * NUMOE_TILE + numoe_row_lane(i % NUMOE_TILE);
+        uint16_t *half = (uint16_t *)c->out + i;
+        float *whole = (float *)c->out + i;
+        float sum = 0.0f;
+        for (uint64_t r = 0; r < c->row_count; r++)
+            sum += c->rows[r][at];
+        sum *= c->scale;
+        if (c->add)
+            sum = (c->type == NUMOE_BF16 ? bf16_to_float(*half) : *whole) + sum;
+        if (c->type == NUMOE_BF16)
+            *half = float_to_bf16(sum);
+        else
+            *whole = sum;
+    }
+}
+
+const struct numoe_kernels numoe_fast_ref = {
+    .isa = "ref",
+    .name = "fast ref",
+    .arithmetic = NUMOE_FAST,
+    .few_tokens = REF_TOKENS,
+    .few_limit = REF_TOKENS,
+    .many_tokens = REF_TOKENS,
+    .record_bytes = record_bytes,
+    .scratch_bytes = scratch_bytes,
+    .quantise = quantise_fast,
+    .few = ffn_fast,
+    .many = ffn_fast,
+    .combine = combine,
+};
+
+const struct numoe_kernels numoe_exact_ref = {
+    .isa = "ref",
+    .name = "exact ref",
+    .arithmetic = NUMOE_EXACT,
+    .few_tokens = REF_TOKENS,
+    .few_limit = REF_TOKENS,
+    .many_tokens = REF_TOKENS,
+    .record_bytes = record_bytes,
+    .scratch_bytes = scratch_bytes,
+    .quantise = quantise_exact,
+    .few = ffn_exact,
+    .many = ffn_exact,
+    .combine = combine,
+};

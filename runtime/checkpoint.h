@@ -1,0 +1,60 @@
+/*
+ * checkpoint.h - a directory of safetensors files seen as a model's experts.
+ *
+ * Everything that can be known without reading weights is checked when it is opened: every file
+ * that the index names is there and sound, every tensor is in the file that the index says, every
+ * expert of every layer has its six tensors, all of one shape, and config.json agrees.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#ifndef NUMOE_CHECKPOINT_H
+#define NUMOE_CHECKPOINT_H
+
+#include <stdint.h>
+
+#include "families.h"
+#include "numoe.h"
+
+struct numoe_checkpoint;
+
+/* Bytes of one tensor. */
+struct numoe_extent {
+    uint32_t file; /* 0 .. numoe_checkpoint_file_count - 1 */
+    uint64_t offset, bytes;
+};
+
+/**
+ * Open a directory with config.json and either model.safetensors.index.json and its shards, or
+ * model.safetensors. Files that no index names are left alone and reported through log.
+ * @param log  NULL, or where notices go; copied
+ * @return 0; -ENOENT (all missing files named, as far as a message holds; each through log),
+ *         -EBADMSG (file, tensor and numbers named), -ENOTSUP (what was found is named), -ENOMEM,
+ *         and what opening and reading files returns
+ */
+int numoe_checkpoint_open(const char *directory, const struct numoe_log *log,
+                          struct numoe_checkpoint **checkpoint, struct numoe_error *error);
+void numoe_checkpoint_close(struct numoe_checkpoint *checkpoint);
+
+const struct numoe_model_desc *numoe_checkpoint_desc(const struct numoe_checkpoint *checkpoint);
+const struct numoe_family *numoe_checkpoint_family(const struct numoe_checkpoint *checkpoint);
+
+/* The number that a MoE layer, counted from 0, has in the files. */
+uint64_t numoe_checkpoint_file_layer(const struct numoe_checkpoint *checkpoint, uint64_t layer);
+
+/* Where the six tensors of an expert lie; layer and expert below the description's counts. */
+void numoe_checkpoint_expert(const struct numoe_checkpoint *checkpoint, uint64_t layer,
+                             uint64_t expert, struct numoe_extent parts[NUMOE_PART_COUNT]);
+
+/* Bytes of one expert on disk, and of all experts. */
+uint64_t numoe_checkpoint_expert_bytes(const struct numoe_checkpoint *checkpoint);
+uint64_t numoe_checkpoint_bytes(const struct numoe_checkpoint *checkpoint);
+
+uint32_t numoe_checkpoint_file_count(const struct numoe_checkpoint *checkpoint);
+/* Path and size (when its header was read) of a file. */
+const char *numoe_checkpoint_file(const struct numoe_checkpoint *checkpoint, uint32_t file,
+                                  uint64_t *bytes);
+
+/* *.safetensors files in the directory that are not part of the model. */
+uint32_t numoe_checkpoint_strays(const struct numoe_checkpoint *checkpoint);
+
+#endif

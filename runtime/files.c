@@ -1,0 +1,122 @@
+/* Opening and reading files that nobody vouches for. SPDX-License-Identifier: Apache-2.0 */
+#include "files.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+struct numoe_quoted numoe_quote(const char *name)
+{
+    struct numoe_quoted quoted;
+    size_t i, room = sizeof quoted.text - 4;
+
+    for (i = 0; i < room && name[i]; i++) {
+        unsigned char c = (unsigned char)name[i];
+        quoted.text[i] = c < 0x20 || c == 0x7f ? '?' : (char)c;
+    }
+    if (name[i]) {
+        /* Do not end within a UTF-8 sequence. */
+        while (i > 0 && ((unsigned char)name[i] & 0xC0) == 0x80)
+            i--;
+        memcpy(quoted.text + i, "...", 3);
+        i += 3;
+    }
+    quoted.text[i] = 0;
+    return quoted;
+}
+
+char *numoe_path_join(const char *directory, const char *name)
+{
+    char *path;
+
+    return asprintf(&path, "%s/%s", directory, name) < 0 ? NULL : path;
+}
+
+int numoe_file_open(const char *path, uint64_t *bytes, struct numoe_error *error)
+{
+    struct stat status;
+    int fd, code;
+
+    /* O_NONBLOCK: a pipe put in place of a file must not hang the open. */
+    fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
+    if (fd < 0) {
+        code = -errno;
+        return numoe_error_set(error, code, path, "cannot open: %s", strerror(-code));
+    }
+    if (fstat(fd, &status) < 0) {
+        code = numoe_error_set(error, -errno, path, "cannot stat: %s", strerror(errno));
+        goto fail;
+    }
+    if (!S_ISREG(status.st_mode)) {
+        code = numoe_error_set(error, -EINVAL, path, "is not a regular file");
+        goto fail;
+    }
+    *bytes = (uint64_t)status.st_size;
+    return fd;
+fail:
+    close(fd);
+    return code;
+}
+
+int numoe_file_read(int fd, const char *path, void *buffer, uint64_t bytes, uint64_t offset,
+                    struct numoe_error *error)
+{
+    uint64_t done = 0;
+
+    while (done < bytes) {
+        uint64_t want = bytes - done < 1u << 30 ? bytes - done : 1u << 30;
+        ssize_t got = pread(fd, (char *)buffer + done, want, (off_t)(offset + done));
+
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got < 0) {
+            int code = -errno;
+            return numoe_error_set(error, code, path, "read at byte %llu failed: %s",
+                                   (unsigned long long)(offset + done), strerror(-code));
+        }
+        if (got == 0)
+            return numoe_error_set(error, -EBADMSG, path, "ends at byte %llu, %llu bytes short",
+                                   (unsigned long long)(offset + done),
+                                   (unsigned long long)(bytes - done));
+        done += (uint64_t)got;
+    }
+    return 0;
+}
+
+int numoe_file_slurp(const char *path, uint64_t limit, char **text, uint64_t *bytes,
+                     struct numoe_error *error)
+{
+    char *buffer = NULL;
+    uint64_t size;
+    int fd, code;
+
+    fd = numoe_file_open(path, &size, error);
+    if (fd < 0)
+        return fd;
+    if (size > limit) {
+        code = numoe_error_set(error, -EFBIG, path, "has %llu bytes, above the limit of %llu",
+                               (unsigned long long)size, (unsigned long long)limit);
+        goto out;
+    }
+    buffer = malloc(size + 1);
+    if (!buffer) {
+        code = numoe_error_set(error, -ENOMEM, path, "no memory for its %llu bytes",
+                               (unsigned long long)size);
+        goto out;
+    }
+    code = numoe_file_read(fd, path, buffer, size, 0, error);
+    if (code < 0)
+        goto out;
+    buffer[size] = 0;
+    *text = buffer;
+    *bytes = size;
+    buffer = NULL;
+out:
+    free(buffer);
+    close(fd);
+    return code;
+}

@@ -1,0 +1,43 @@
+/*
+ * files.h - opening and reading files that nobody vouches for.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#ifndef NUMOE_FILES_H
+#define NUMOE_FILES_H
+
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "base/numoe_base.h"
+
+/* Words for the error record: names from files may hold anything, and may be long. */
+struct numoe_quoted {
+    char text[136];
+};
+
+/* Printable ASCII and UTF-8 as they are, control characters as '?', cut with "..." . */
+struct numoe_quoted numoe_quote(const char *name);
+
+/* directory + "/" + name, to be freed; NULL when out of memory. */
+char *numoe_path_join(const char *directory, const char *name);
+
+/*
+ * Open a regular file for reading; anything else (a directory, a pipe: opening one would wait for
+ * ever) is -EINVAL.
+ * @return the descriptor (close-on-exec) with *bytes the file's size, or negative errno
+ */
+int numoe_file_open(const char *path, uint64_t *bytes, struct numoe_error *error);
+
+/* Read exactly bytes at offset. @return 0; -EIO and the like; -EBADMSG when the file ends before */
+int numoe_file_read(int fd, const char *path, void *buffer, uint64_t bytes, uint64_t offset,
+                    struct numoe_error *error);
+
+/*
+ * Read a whole file of at most limit bytes, with a NUL after the last; to be freed.
+ * @return 0; -ENOENT, ...; -EFBIG above the limit, which the message names
+ */
+int numoe_file_slurp(const char *path, uint64_t limit, char **text, uint64_t *bytes,
+                     struct numoe_error *error);
+
+#endif

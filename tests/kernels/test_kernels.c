@@ -1,0 +1,487 @@
+/* Every kernel set against double precision, over awkward shapes, and the packer. */
+#include "support/experts.h"
+
+#include <criterion/criterion.h>
+#include <criterion/parameterized.h>
+#include <errno.h>
+#include <stdio.h>
+
+static const struct numoe_activation silu = {.kind = NUMOE_SILU};
+static const struct numoe_activation clamped = {.kind = NUMOE_SILU_CLAMPED, .limit = 1.5f};
+static const struct numoe_activation oai = {
+    .kind = NUMOE_SWIGLU_OAI, .limit = 2.0f, .alpha = 1.702f};
+static const struct numoe_activation situ = {.kind = NUMOE_SITU, .gate_cap = 1.0f, .up_cap = 2.5f};
+
+struct errors {
+    double exact;   /* relative L2 over all compared tokens, to double precision */
+    double rounded; /* to the reference set, which rounds at the same points */
+};
+
+/* An expert, some tokens, one form of one kernel set: how far from the truth? */
+static struct errors run_form(const struct numoe_kernels *k, bool few,
+                              const struct test_expert *expert,
+                              const struct numoe_activation *activation, unsigned tokens, bool add)
+{
+    const struct numoe_kernels *ref = numoe_kernels_select(k->arithmetic, "ref", NULL);
+    struct numoe_slice_shape shape;
+    const uint64_t slices = (expert->intermediate + 31) / 32;
+    const uint64_t H = expert->hidden;
+    struct numoe_pack_report report = {0};
+    uint64_t compared = 0;
+
+    cr_assert_eq(numoe_slice_shape_init(&shape, H, expert->bias[0] != NULL), 0);
+    const uint64_t width = shape.hidden_tiles * NUMOE_TILE;
+    uint8_t *packed = aligned_bytes(slices * shape.bytes);
+    cr_assert_eq(numoe_pack_slices(&shape, &expert->source, 0, slices, packed, &report), 0);
+    cr_assert(!report.extreme_scales);
+
+    float *x = aligned_bytes(tokens * H * sizeof *x);
+    uint8_t *records = aligned_bytes(tokens * k->record_bytes(&shape));
+    void *ref_record = aligned_bytes(ref->record_bytes(&shape));
+    float *y = aligned_bytes(tokens * width * sizeof *y);
+    float *ref_y = aligned_bytes(width * sizeof *ref_y);
+    float *down_bias = NULL;
+    void *scratch = aligned_bytes(k->scratch_bytes(&shape));
+    const void **xp = malloc(tokens * sizeof *xp);
+    float **yp = malloc(tokens * sizeof *yp);
+    float *weight = malloc(tokens * sizeof *weight);
+    double *want = malloc(tokens * H * sizeof *want),
+           *rounded = malloc(tokens * H * sizeof *rounded);
+    float *got = malloc(tokens * H * sizeof *got);
+
+    if (expert->bias[2]) {
+        down_bias = aligned_bytes(width * sizeof *down_bias);
+        for (uint64_t i = 0; i < width; i++) {
+            const uint64_t row = i / 32 * 32 + numoe_lane_row(i % 32);
+            down_bias[i] = row < H ? expert->bias[2][row] : 0.0f;
+        }
+    }
+    for (unsigned t = 0; t < tokens; t++) {
+        for (uint64_t i = 0; i < H; i++)
+            x[t * H + i] = round_to_bf16(random_normal());
+        xp[t] = records + t * k->record_bytes(&shape);
+        yp[t] = y + t * width;
+        weight[t] = 0.1f + (float)random_unit();
+        k->quantise(&shape, x + t * H, NUMOE_F32, records + t * k->record_bytes(&shape));
+        for (uint64_t i = 0; i < width; i++)
+            yp[t][i] = add ? 0.25f : NAN; /* poison: overwriting must overwrite all */
+    }
+    struct numoe_ffn ffn = {.shape = &shape,
+                            .activation = activation,
+                            .slices = packed,
+                            .slice_count = slices,
+                            .down_bias = down_bias,
+                            .tokens = tokens,
+                            .x = xp,
+                            .weight = weight,
+                            .y = yp,
+                            .add = add,
+                            .scratch = scratch};
+    (few ? k->few : k->many)(&ffn);
+    /* the references are slow: some tokens of many */
+    for (unsigned t = 0; t<tokens; t += tokens> 8 ? 7 : 1, compared++) {
+        const float *row = yp[t], *ref_row = ref_y;
+        const void *ref_x = ref_record;
+        struct numoe_combine combine = {.rows = &row,
+                                        .row_count = 1,
+                                        .tile_end = shape.hidden_tiles,
+                                        .hidden = H,
+                                        .scale = 1.0f,
+                                        .type = NUMOE_F32,
+                                        .out = got + compared * H};
+        for (uint64_t i = 0; i < H; i++)
+            want[compared * H + i] = add ? 0.25 : 0;
+        test_expert_apply(expert, activation, x + t * H, (double)weight[t], want + compared * H);
+        k->combine(&combine);
+
+        for (uint64_t i = 0; i < width; i++)
+            ref_y[i] = 0.25f;
+        ref->quantise(&shape, x + t * H, NUMOE_F32, ref_record);
+        ffn.tokens = 1;
+        ffn.x = &ref_x;
+        ffn.weight = &weight[t];
+        ffn.y = &ref_y;
+        ref->few(&ffn);
+        for (uint64_t i = 0; i < H; i++)
+            rounded[compared * H + i] = (double)ref_row[i / 32 * 32 + numoe_row_lane(i % 32)];
+    }
+    const struct errors e = {relative_l2(want, got, compared * H),
+                             relative_l2(rounded, got, compared * H)};
+    free(packed);
+    free(x);
+    free(records);
+    free(ref_record);
+    free(y);
+    free(ref_y);
+    free(down_bias);
+    free(scratch);
+    free(xp);
+    free(yp);
+    free(weight);
+    free(want);
+    free(rounded);
+    free(got);
+    return e;
+}
+
+struct shape_case {
+    uint64_t hidden, intermediate;
+    bool bias;
+};
+
+/* Wide ones have few slices: the double reference reads every weight for every token. */
+static const struct shape_case shapes[] = {
+    {32, 32, false},  {96, 32, true},    {33, 70, true},    {130, 96, false}, {256, 130, false},
+    {2880, 96, true}, {3584, 64, false}, {4096, 70, false}, {64, 768, false}, {96, 2880, true},
+};
+
+/*
+ * Against the same roundings, sets agree to fp32 sums, save where a requantised h falls on the
+ * other side of a rounding. Against double, int8 groups cost about 1.2 % of an output in silu
+ * forms; narrow shapes and saturated activations scatter more.
+ */
+static void check(const struct numoe_kernels *k, const char *form, const struct shape_case *shape,
+                  const struct numoe_activation *a, unsigned tokens, struct errors e)
+{
+    const bool typical = shape->hidden >= 2880 && (a->kind == NUMOE_SILU);
+    const double limit =
+        k->arithmetic == NUMOE_EXACT ? (typical ? 2.5e-3 : 4e-3) : (typical ? 1.6e-2 : 2.2e-2);
+    const double rounded = k->arithmetic == NUMOE_EXACT ? 4e-4 : 2e-3;
+
+    cr_expect_leq(e.exact, limit, "%s %s H %lu I %lu tokens %u activation %d: %g to double",
+                  k->name, form, shape->hidden, shape->intermediate, tokens, a->kind, e.exact);
+    cr_expect_leq(e.rounded, rounded, "%s %s H %lu I %lu tokens %u activation %d: %g to ref",
+                  k->name, form, shape->hidden, shape->intermediate, tokens, a->kind, e.rounded);
+}
+
+static void check_set(const struct numoe_kernels *k)
+{
+    const struct numoe_activation *const activations[] = {&silu, &clamped, &oai, &situ};
+    const bool ref = !strcmp(k->isa, "ref");
+    unsigned n = 0;
+
+    random_state = 12345;
+    for (size_t s = 0; s < sizeof shapes / sizeof shapes[0]; s++) {
+        struct test_expert expert;
+        const unsigned many[] = {1, 2, 7, 13, 65, k->many_tokens};
+
+        test_expert_make(&expert, shapes[s].hidden, shapes[s].intermediate, shapes[s].bias);
+        for (unsigned tokens = 1; tokens <= k->few_tokens && tokens <= 8; tokens++, n++) {
+            const struct numoe_activation *a = activations[n % 4];
+            check(k, "few", &shapes[s], a, tokens,
+                  run_form(k, true, &expert, a, tokens, n % 3 == 0));
+        }
+        for (size_t m = 0; m < sizeof many / sizeof many[0] && !ref; m++, n++) {
+            const struct numoe_activation *a = activations[n % 4];
+            if (many[m] > k->many_tokens || (many[m] > 13 && shapes[s].hidden > 1000))
+                continue;
+            check(k, "many", &shapes[s], a, many[m],
+                  run_form(k, false, &expert, a, many[m], n % 3 == 0));
+        }
+        test_expert_free(&expert);
+    }
+}
+
+#define SET_TEST(arithmetic, mode, index)                                                          \
+    Test(kernels_reference, mode##_set_##index, .timeout = 300)                                    \
+    {                                                                                              \
+        const struct numoe_kernels *k = numoe_kernels_at(arithmetic, index);                       \
+        if (!k)                                                                                    \
+            cr_skip_test("this CPU has fewer " #mode " kernel sets");                              \
+        fprintf(stderr, "%s\n", k->name);                                                          \
+        check_set(k);                                                                              \
+    }
+SET_TEST(NUMOE_FAST, fast, 0)
+SET_TEST(NUMOE_FAST, fast, 1)
+SET_TEST(NUMOE_FAST, fast, 2)
+SET_TEST(NUMOE_FAST, fast, 3)
+SET_TEST(NUMOE_EXACT, exact, 0)
+SET_TEST(NUMOE_EXACT, exact, 1)
+SET_TEST(NUMOE_EXACT, exact, 2)
+SET_TEST(NUMOE_EXACT, exact, 3)
+
+Test(kernels_pack, every_weight_reads_back)
+{
+    random_state = 99;
+    for (size_t s = 0; s < sizeof shapes / sizeof shapes[0]; s++) {
+        const uint64_t H = shapes[s].hidden, I = shapes[s].intermediate;
+        const uint64_t slices = (I + 31) / 32;
+        struct numoe_pack_report report = {0};
+        struct numoe_slice_shape shape;
+        struct test_expert e;
+
+        test_expert_make(&e, H, I, shapes[s].bias);
+        cr_assert_eq(numoe_slice_shape_init(&shape, H, shapes[s].bias), 0);
+        cr_assert_eq(shape.bytes % 64, 0);
+        uint8_t *packed = aligned_bytes(slices * shape.bytes);
+        cr_assert_eq(numoe_pack_slices(&shape, &e.source, 0, slices, packed, &report), 0);
+        for (uint64_t i = 0; i < slices * 32; i++) {
+            const uint8_t *slice = packed + i / 32 * shape.bytes;
+            for (uint64_t k = 0; k < shape.hidden_tiles * 32; k++) {
+                for (int m = 0; m < 2; m++) {
+                    unsigned code, scale;
+                    const double got =
+                        numoe_slice_weight(&shape, slice, m, i % 32, k, &code, &scale);
+                    if (i < I && k < H)
+                        cr_assert_eq(got, test_expert_weight(&e, m, i, k));
+                    else
+                        cr_assert_eq(code, 0, "padding");
+                    if (i >= I)
+                        cr_assert_eq(scale, 127);
+                }
+                unsigned code;
+                const double down =
+                    numoe_slice_weight(&shape, slice, NUMOE_DOWN, k, i % 32, &code, NULL);
+                if (i < I && k < H)
+                    cr_assert_eq(down, test_expert_weight(&e, 2, k, i));
+                else
+                    cr_assert_eq(code, 0, "padding");
+            }
+        }
+        free(packed);
+        test_expert_free(&e);
+    }
+}
+
+Test(kernels_pack, split_nibbles_describe_the_same_weights)
+{
+    struct numoe_slice_shape shape;
+    struct numoe_pack_report report = {0};
+    struct test_expert e;
+    const uint64_t H = 128, I = 96;
+
+    random_state = 5;
+    test_expert_make(&e, H, I, false);
+    numoe_slice_shape_init(&shape, H, false);
+    uint8_t *a = aligned_bytes(3 * shape.bytes), *b = aligned_bytes(3 * shape.bytes);
+    cr_assert_eq(numoe_pack_slices(&shape, &e.source, 0, 3, a, &report), 0);
+
+    /* GGUF: scale byte, then byte 1 + j with value j low and j + 16 high */
+    struct numoe_expert_source gguf = e.source;
+    struct numoe_mxfp4 *m[3] = {&gguf.gate, &gguf.up, &gguf.down};
+    const uint64_t rows[3] = {I, I, H}, columns[3] = {H, H, I};
+    uint8_t *blocks[3];
+    for (int i = 0; i < 3; i++) {
+        const uint64_t groups = columns[i] / 32;
+        blocks[i] = malloc(rows[i] * groups * 17);
+        for (uint64_t r = 0; r < rows[i]; r++)
+            for (uint64_t g = 0; g < groups; g++) {
+                const uint8_t *from = e.codes[i] + r * columns[i] / 2 + g * 16;
+                uint8_t *to = blocks[i] + (r * groups + g) * 17, v[32];
+                for (int j = 0; j < 16; j++) {
+                    v[2 * j] = from[j] & 15;
+                    v[2 * j + 1] = from[j] >> 4;
+                }
+                to[0] = e.scales[i][r * groups + g];
+                for (int j = 0; j < 16; j++)
+                    to[1 + j] = (uint8_t)(v[j] | v[j + 16] << 4);
+            }
+        *m[i] = (struct numoe_mxfp4){.codes = blocks[i] + 1,
+                                     .scales = blocks[i],
+                                     .code_stride = groups * 17,
+                                     .scale_stride = groups * 17,
+                                     .code_step = 17,
+                                     .scale_step = 17,
+                                     .nibbles = NUMOE_NIBBLES_SPLIT};
+    }
+    cr_assert_eq(numoe_pack_slices(&shape, &gguf, 0, 3, b, &report), 0);
+    cr_assert_arr_eq(a, b, 3 * shape.bytes);
+    for (int i = 0; i < 3; i++)
+        free(blocks[i]);
+    free(a);
+    free(b);
+    test_expert_free(&e);
+}
+
+Test(kernels_pack, scale_255_is_refused_with_its_place)
+{
+    struct numoe_slice_shape shape;
+    struct numoe_pack_report report = {0};
+    struct test_expert e;
+
+    test_expert_make(&e, 96, 64, false);
+    numoe_slice_shape_init(&shape, 96, false);
+    uint8_t *out = aligned_bytes(2 * shape.bytes);
+    e.scales[2][41 * 2 + 1] = 255; /* down, row 41, group 1 */
+    cr_assert_eq(numoe_pack_slices(&shape, &e.source, 0, 1, out, &report), 0, "slice 0 is sound");
+    cr_assert_eq(numoe_pack_slices(&shape, &e.source, 1, 1, out, &report), -EDOM);
+    cr_assert_eq(report.bad_matrix, 2);
+    cr_assert_eq(report.bad_row, 41);
+    cr_assert_eq(report.bad_group, 1);
+    free(out);
+    test_expert_free(&e);
+}
+
+Test(kernels_pack, extreme_scales_are_reported_unless_the_codes_are_zero)
+{
+    struct numoe_slice_shape shape;
+    struct numoe_pack_report report = {0};
+    struct test_expert e;
+
+    test_expert_make(&e, 64, 32, false);
+    numoe_slice_shape_init(&shape, 64, false);
+    uint8_t *out = aligned_bytes(shape.bytes);
+    e.scales[0][3] = 0; /* gate, row 1, group 1 */
+    memset(e.codes[0] + 1 * 32 + 16, 0x80, 16);
+    cr_assert_eq(numoe_pack_slices(&shape, &e.source, 0, 1, out, &report), 0);
+    cr_assert(!report.extreme_scales);
+    e.codes[0][1 * 32 + 20] = 0x10;
+    cr_assert_eq(numoe_pack_slices(&shape, &e.source, 0, 1, out, &report), 0);
+    cr_assert(report.extreme_scales);
+    free(out);
+    test_expert_free(&e);
+}
+
+Test(kernels_pack, ranges_and_shapes_are_checked)
+{
+    struct numoe_slice_shape shape;
+    struct numoe_pack_report report = {0};
+    struct test_expert e;
+    uint8_t out[64];
+
+    cr_assert_eq(numoe_slice_shape_init(&shape, 0, false), -EINVAL);
+    cr_assert_eq(numoe_slice_shape_init(&shape, UINT64_MAX - 3, false), -EINVAL);
+    cr_assert_eq(numoe_slice_shape_init(&shape, UINT64_MAX / 64, false), -EINVAL);
+    test_expert_make(&e, 64, 64, false);
+    numoe_slice_shape_init(&shape, 64, false);
+    cr_assert_eq(numoe_pack_slices(&shape, &e.source, 2, 1, out, &report), -EINVAL);
+    cr_assert_eq(numoe_pack_slices(&shape, &e.source, 1, UINT64_MAX, out, &report), -EINVAL);
+    numoe_slice_shape_init(&shape, 96, false);
+    cr_assert_eq(numoe_pack_slices(&shape, &e.source, 0, 1, out, &report), -EINVAL);
+    test_expert_free(&e);
+}
+
+/* E8M0's smallest scale is 2^-127, not zero, whatever the host's subnormal mode was. */
+Test(kernels_scales, byte_zero_is_a_subnormal_weight)
+{
+    for (int arithmetic = NUMOE_FAST; arithmetic <= NUMOE_EXACT; arithmetic++) {
+        const struct numoe_kernels *k;
+        for (size_t i = 0; (k = numoe_kernels_at(arithmetic, i)); i++) {
+            struct numoe_slice_shape shape;
+            struct numoe_pack_report report = {0};
+            struct test_expert e;
+            float x[64], weight = 1, *y = aligned_bytes(64 * sizeof *y), got[64];
+            double want[64] = {0};
+
+            random_state = 31;
+            test_expert_make(&e, 64, 32, false);
+            memset(e.scales[2], 0, 64);
+            for (int j = 0; j < 64; j++)
+                x[j] = 40.0f * round_to_bf16(random_normal()); /* h large: outputs are normal */
+            numoe_slice_shape_init(&shape, 64, false);
+            uint8_t *packed = aligned_bytes(shape.bytes);
+            void *record = aligned_bytes(k->record_bytes(&shape));
+            const void *xp = record;
+            void *scratch = aligned_bytes(k->scratch_bytes(&shape));
+            cr_assert_eq(numoe_pack_slices(&shape, &e.source, 0, 1, packed, &report), 0);
+            k->quantise(&shape, x, NUMOE_F32, record);
+            const struct numoe_ffn ffn = {.shape = &shape,
+                                          .activation = &silu,
+                                          .slices = packed,
+                                          .slice_count = 1,
+                                          .tokens = 1,
+                                          .x = &xp,
+                                          .weight = &weight,
+                                          .y = &y,
+                                          .scratch = scratch};
+            const unsigned saved = numoe_kernels_enter();
+            k->few(&ffn);
+            numoe_kernels_leave(saved);
+            test_expert_apply(&e, &silu, x, 1.0, want);
+            const float *row = y;
+            k->combine(&(struct numoe_combine){.rows = &row,
+                                               .row_count = 1,
+                                               .tile_end = 2,
+                                               .hidden = 64,
+                                               .scale = 1.0f,
+                                               .type = NUMOE_F32,
+                                               .out = got});
+            for (int j = 0; j < 64; j++) /* out of the subnormals before comparing */
+                want[j] *= 0x1p100, got[j] *= 0x1p100f;
+            const double error = relative_l2(want, got, 64);
+            cr_expect_leq(error, arithmetic == NUMOE_FAST ? 2e-2 : 4e-3, "%s: %g", k->name, error);
+            free(packed);
+            free(record);
+            free(scratch);
+            free(y);
+            test_expert_free(&e);
+        }
+    }
+}
+
+Test(kernels_combine, sums_rows_in_order_scales_adds_and_rounds_once)
+{
+    for (int arithmetic = NUMOE_FAST; arithmetic <= NUMOE_EXACT; arithmetic++) {
+        const struct numoe_kernels *k;
+        for (size_t i = 0; (k = numoe_kernels_at(arithmetic, i)); i++) {
+            enum { H = 70, W = 96, ROWS = 5 };
+            float *rows[ROWS], out[H + 2], want[H];
+            uint16_t half[H + 2];
+
+            random_state = 77;
+            for (int r = 0; r < ROWS; r++) {
+                rows[r] = aligned_bytes(W * sizeof(float));
+                for (int j = 0; j < W; j++)
+                    rows[r][j] = random_normal();
+            }
+            for (int j = 0; j < H + 2; j++) {
+                out[j] = (float)j;
+                half[j] = bf16_bits((float)j);
+            }
+            struct numoe_combine c = {.rows = (const float *const *)rows,
+                                      .row_count = ROWS,
+                                      .tile_begin = 0,
+                                      .tile_end = 3,
+                                      .hidden = H,
+                                      .scale = 1.5f,
+                                      .add = true,
+                                      .type = NUMOE_F32,
+                                      .out = out};
+            for (int j = 0; j < H; j++) {
+                float sum = 0;
+                for (int r = 0; r < ROWS; r++)
+                    sum += rows[r][j / 32 * 32 + numoe_row_lane(j % 32)];
+                want[j] = (float)j + sum * 1.5f;
+            }
+            k->combine(&c);
+            cr_assert_arr_eq(out, want, sizeof want, "%s", k->name);
+            cr_assert_eq(out[H], (float)H);
+            c.type = NUMOE_BF16;
+            c.out = half;
+            k->combine(&c);
+            for (int j = 0; j < H; j++)
+                cr_assert_eq(half[j], bf16_bits(want[j]), "%s %d", k->name, j);
+            cr_assert_eq(half[H], bf16_bits((float)H));
+            c.add = false;
+            c.row_count = 0;
+            k->combine(&c);
+            for (int j = 0; j < H; j++)
+                cr_assert_eq(half[j], 0);
+            for (int r = 0; r < ROWS; r++)
+                free(rows[r]);
+        }
+    }
+}
+
+Test(kernels_dispatch, unknown_and_absent_sets_are_refused_by_name)
+{
+    struct numoe_error error = NUMOE_ERROR_INIT;
+
+    cr_assert_null(numoe_kernels_select(NUMOE_FAST, "sse9", &error));
+    cr_assert_eq(error.code, -EINVAL);
+    cr_assert(strstr(error.message, "sse9"));
+    cr_assert_null(numoe_kernels_select(7, NULL, &error));
+    cr_assert_not_null(numoe_kernels_select(NUMOE_FAST, "ref", NULL));
+    cr_assert_eq(numoe_kernels_select(NUMOE_FAST, "", NULL), numoe_kernels_at(NUMOE_FAST, 0));
+}
+
+Test(kernels_ceiling, loops_report_their_work)
+{
+    uint8_t *buffer = aligned_bytes(1 << 20);
+
+    cr_assert_eq(numoe_ceiling_run(NUMOE_CEILING_READ, NULL, buffer, 1 << 20), 1 << 20);
+    cr_assert_gt(numoe_ceiling_run(NUMOE_CEILING_INT8, NULL, NULL, 100), 100);
+    cr_assert_gt(numoe_ceiling_run(NUMOE_CEILING_EXACT, "ref", NULL, 100), 100);
+    cr_assert_eq(numoe_ceiling_run(NUMOE_CEILING_EXACT, "nonesuch", NULL, 100), 0);
+    free(buffer);
+}
