@@ -26,6 +26,8 @@ struct numoe_bench_random {
     uint64_t state;
 };
 uint64_t numoe_bench_random(struct numoe_bench_random *random);
+/* Uniform in (0, 1]. */
+float numoe_bench_random_float(struct numoe_bench_random *random);
 
 /*
  * Random routing: for each token top_k distinct ids below experts, uniform, and positive weights
