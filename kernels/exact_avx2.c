@@ -7,11 +7,15 @@
  * three operations for the sign, then 1 FMA a token. Bound by instructions, not memory.
  * SPDX-License-Identifier: Apache-2.0
  */
-#include "form_common.h"
 #include "kernel_sets.h"
-#include "operand_f32.h"
+
 #include "vec_avx2.h"
+
 #include "vec_math.h"
+
+#include "operand_f32.h"
+
+#include "form_common.h"
 
 enum {
     FEW_TOKENS = 4,

@@ -6,11 +6,15 @@
  * Few tokens, one 64-byte load of codes (128 weights): 7 shifts, 8 look-ups, 8 FMA a token.
  * SPDX-License-Identifier: Apache-2.0
  */
-#include "form_common.h"
 #include "kernel_sets.h"
-#include "operand_f32.h"
+
 #include "vec_avx512.h"
+
 #include "vec_math.h"
+
+#include "operand_f32.h"
+
+#include "form_common.h"
 
 enum {
     FEW_TOKENS = 4,

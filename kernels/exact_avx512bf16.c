@@ -6,11 +6,15 @@
  * Few tokens, one 64-byte load of codes: 3 shifts, 4 look-ups, then 4 vdpbf16ps a token.
  * SPDX-License-Identifier: Apache-2.0
  */
-#include "form_common.h"
 #include "kernel_sets.h"
-#include "operand_bf16.h"
+
 #include "vec_avx512.h"
+
 #include "vec_math.h"
+
+#include "operand_bf16.h"
+
+#include "form_common.h"
 
 enum {
     FEW_TOKENS = 4,

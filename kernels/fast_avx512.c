@@ -8,7 +8,9 @@
  * SPDX-License-Identifier: Apache-2.0
  */
 #include "kernel_sets.h"
+
 #include "vec_avx512.h"
+
 #include "vec_math.h"
 
 #define INT8_PAIRS 1

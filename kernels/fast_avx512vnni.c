@@ -7,8 +7,9 @@
  * SPDX-License-Identifier: Apache-2.0
  */
 #include "kernel_sets.h"
-#include "numoe_kernels.h"
+
 #include "vec_avx512.h"
+
 #include "vec_math.h"
 
 #define INT8_PAIRS 0

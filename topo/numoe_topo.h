@@ -39,6 +39,7 @@ struct numoe_node {
     bool allowed;            /**< the process may allocate there */
     uint32_t domain;         /**< memory domain: nodes that share channels */
     uint32_t package;        /**< dense package index, or NUMOE_NONE */
+    uint32_t beside;         /**< not DRAM: the DRAM node of the same CPUs, or NUMOE_NONE */
     uint32_t pu_count;       /**< allowed PUs whose memory this node is (0: CPU-less) */
     uint32_t core_count;     /**< distinct cores among them */
     uint64_t capacity_bytes; /**< 0: memoryless, or not known */

@@ -1,0 +1,222 @@
+/*
+ * Where a machine's description comes from: this system, an XML file, a synthetic string.
+ *
+ * Files and strings are not trusted. What can be refused by looking at the bytes is refused here;
+ * the rest is tried in a child process (topo_try.c).
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#include "base/checked.h"
+#include "topo_build.h"
+#include "topo_load.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* The largest recorded machine is under 300 kB. */
+enum { MAX_XML_BYTES = 64 << 20, MAX_SYNTHETIC_BYTES = 4096 };
+
+/* Read a whole file of known size; it must not change meanwhile. */
+static int read_all(int fd, const char *name, struct topo_source *source, struct numoe_error *error)
+{
+    size_t used = 0, size = source->bytes - 1;
+
+    while (used < size) {
+        ssize_t got = read(fd, source->text + used, size - used);
+
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got < 0)
+            return numoe_error_set(error, -errno, name, "cannot read: %s", strerror(errno));
+        if (got == 0)
+            return numoe_error_set(error, -EINVAL, name, "the file shrank while it was read");
+        used += (size_t)got;
+    }
+    source->text[size] = 0;
+    return 0;
+}
+
+/* Entities could make a small file expand without bound; hwloc writes none. */
+static int check_xml(const struct topo_source *source, struct numoe_error *error)
+{
+    const char *at = source->text;
+
+    if (strlen(source->text) != source->bytes - 1)
+        return numoe_error_set(error, -EINVAL, source->name,
+                               "not a topology: a zero byte at offset %zu", strlen(source->text));
+    while (isspace((unsigned char)*at))
+        at++;
+    if (*at != '<')
+        return numoe_error_set(error, -EINVAL, source->name, "not a topology: no XML");
+    if (strstr(at, "<!ENTITY"))
+        return numoe_error_set(error, -EINVAL, source->name,
+                               "XML entities are not allowed in a topology");
+    if (!strstr(at, "<topology"))
+        return numoe_error_set(error, -EINVAL, source->name,
+                               "not a topology: no <topology> element");
+    return 0;
+}
+
+static int open_xml(const char *path, struct topo_source *source, struct numoe_error *error)
+{
+    struct stat info;
+    int fd, rc;
+
+    source->kind = TOPO_XML;
+    fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0)
+        return numoe_error_set(error, -errno, path, "cannot open: %s", strerror(errno));
+    if (fstat(fd, &info)) {
+        rc = numoe_error_set(error, -errno, path, "cannot open: %s", strerror(errno));
+        goto out;
+    }
+    rc = -EINVAL;
+    if (!S_ISREG(info.st_mode)) {
+        numoe_error_set(error, rc, path, "not a regular file");
+        goto out;
+    }
+    if (info.st_size > MAX_XML_BYTES) {
+        rc = numoe_error_set(error, -E2BIG, path,
+                             "%lld bytes are too many for a topology; %d are allowed",
+                             (long long)info.st_size, MAX_XML_BYTES);
+        goto out;
+    }
+    source->bytes = (size_t)info.st_size + 1;
+    source->text = malloc(source->bytes);
+    if (!source->text) {
+        rc = numoe_error_set(error, -ENOMEM, path, "out of memory for %zu bytes", source->bytes);
+        goto out;
+    }
+    rc = read_all(fd, path, source, error);
+    if (!rc)
+        rc = check_xml(source, error);
+out:
+    close(fd);
+    return rc;
+}
+
+/*
+ * Bound what a synthetic string may multiply up to before hwloc begins to allocate. Numbers inside
+ * parentheses or after '=' are sizes and lists, not counts.
+ */
+static int check_synthetic(const char *text, struct numoe_error *error)
+{
+    uint64_t product = 1;
+    int depth = 0;
+
+    for (const char *at = text; *at; at++) {
+        if ((unsigned char)*at < 0x20 || (unsigned char)*at > 0x7e)
+            return numoe_error_set(error, -EINVAL, NULL,
+                                   "byte 0x%02x at offset %zu does not belong in a synthetic "
+                                   "topology",
+                                   (unsigned char)*at, (size_t)(at - text));
+        if (*at == '(') {
+            depth++;
+        } else if (*at == ')') {
+            depth--;
+        } else if (depth <= 0 && isdigit((unsigned char)*at) &&
+                   (at == text || at[-1] == ':' || at[-1] == ' ')) {
+            char *end;
+            uint64_t count = strtoull(at, &end, 10);
+
+            if (count && (!numoe_mul_u64(product, count, &product) || product > TOPO_MAX_PUS))
+                return numoe_error_set(error, -E2BIG, text,
+                                       "the topology would have more than %d CPUs", TOPO_MAX_PUS);
+            at = end - 1;
+        }
+    }
+    return 0;
+}
+
+static int open_synthetic(const char *words, struct topo_source *source, struct numoe_error *error)
+{
+    int rc;
+
+    source->kind = TOPO_SYNTHETIC;
+    if (strlen(words) > MAX_SYNTHETIC_BYTES)
+        return numoe_error_set(error, -E2BIG, words,
+                               "%zu bytes are too many for a synthetic topology; %d are allowed",
+                               strlen(words), MAX_SYNTHETIC_BYTES);
+    rc = check_synthetic(words, error);
+    if (rc)
+        return rc;
+    source->text = strdup(words);
+    if (!source->text)
+        return numoe_error_set(error, -ENOMEM, words, "out of memory");
+    source->bytes = strlen(words) + 1;
+    return 0;
+}
+
+int topo_source_open(const char *words, struct topo_source *source, struct numoe_error *error)
+{
+    struct stat info;
+    int rc;
+
+    memset(source, 0, sizeof *source);
+    if (!words || !*words || !strcmp(words, "live")) {
+        source->kind = TOPO_LIVE;
+        source->name = "live";
+        return 0;
+    }
+    source->name = words;
+    if (stat(words, &info) == 0)
+        rc = open_xml(words, source, error);
+    else if (strchr(words, '/') ||
+             (strlen(words) > 4 && !strcmp(words + strlen(words) - 4, ".xml")))
+        rc = numoe_error_set(error, -errno, words, "no topology file: %s", strerror(errno));
+    else
+        rc = open_synthetic(words, source, error);
+    if (rc)
+        topo_source_close(source);
+    return rc;
+}
+
+void topo_source_close(struct topo_source *source)
+{
+    free(source->text);
+    source->text = NULL;
+}
+
+/* Back ends that start a GPU driver, threads or a display connection have no place in a library
+ * that only wants to know where PCI devices are. */
+static void leave_out_drivers(hwloc_topology_t topology)
+{
+    static const char *const drivers[] = {"cuda", "opencl", "gl", "rsmi", "levelzero"};
+
+    for (size_t i = 0; i < sizeof drivers / sizeof drivers[0]; i++)
+        (void)hwloc_topology_set_components(topology, HWLOC_TOPOLOGY_COMPONENTS_FLAG_BLACKLIST,
+                                            drivers[i]);
+}
+
+int topo_source_topology(const struct topo_source *source, hwloc_topology_t *topology,
+                         struct numoe_error *error)
+{
+    hwloc_topology_t made;
+
+    if (hwloc_topology_init(&made))
+        return numoe_error_set(error, -ENOMEM, source->name, "out of memory");
+    if (source->kind == TOPO_LIVE)
+        leave_out_drivers(made);
+    errno = 0;
+    if (hwloc_topology_set_flags(made, HWLOC_TOPOLOGY_FLAG_INCLUDE_DISALLOWED) ||
+        hwloc_topology_set_io_types_filter(made, HWLOC_TYPE_FILTER_KEEP_IMPORTANT) ||
+        (source->kind == TOPO_XML &&
+         hwloc_topology_set_xmlbuffer(made, source->text, (int)source->bytes)) ||
+        (source->kind == TOPO_SYNTHETIC && hwloc_topology_set_synthetic(made, source->text)) ||
+        hwloc_topology_load(made)) {
+        hwloc_topology_destroy(made);
+        return numoe_error_set(
+            error, errno == ENOMEM ? -ENOMEM : -EINVAL, source->name,
+            source->kind == TOPO_XML ? "hwloc cannot read this XML as a topology (version 2 is "
+                                       "needed)"
+            : source->kind == TOPO_SYNTHETIC ? "neither a file nor a synthetic topology"
+                                             : "hwloc cannot read this machine");
+    }
+    *topology = made;
+    return 0;
+}

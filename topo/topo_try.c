@@ -1,0 +1,157 @@
+/*
+ * Interpret a described topology in a child process first.
+ *
+ * hwloc's readers can abort, crash, loop or allocate without bound on damaged input. The child
+ * takes that instead of the caller's process: it has a limit of memory and of time, no output, and
+ * answers with one byte through a pipe when all went well. The answer, not the exit status, counts:
+ * the caller may have told the kernel to reap children by itself.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#include "topo_load.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { LIMIT_SECONDS = 20 };
+static const rlim_t extra_bytes = (rlim_t)2 << 30;
+
+struct answer {
+    int rc;
+    struct numoe_error error;
+};
+
+/* Bound the address space to what is mapped now and some more. */
+static void limit_memory(void)
+{
+    unsigned long pages;
+    struct rlimit limit;
+    FILE *file = fopen("/proc/self/statm", "re");
+    int read = file ? fscanf(file, "%lu", &pages) : 0;
+
+    if (file)
+        fclose(file);
+    if (read != 1 || getrlimit(RLIMIT_AS, &limit))
+        return;
+    limit.rlim_cur = (rlim_t)pages * (rlim_t)sysconf(_SC_PAGESIZE) + extra_bytes;
+    if (limit.rlim_max != RLIM_INFINITY && limit.rlim_cur > limit.rlim_max)
+        limit.rlim_cur = limit.rlim_max;
+    setrlimit(RLIMIT_AS, &limit);
+}
+
+static void child(const struct topo_source *source, int out)
+{
+    static const int fatal[] = {SIGSEGV, SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGTERM, SIGALRM};
+    struct answer answer = {.error = NUMOE_ERROR_INIT};
+    struct numoe_machine *machine;
+    struct rlimit none = {0, 0};
+    sigset_t all;
+    int quiet;
+
+    /* the caller's handlers must not see the child's end, and it leaves no core file */
+    for (size_t i = 0; i < sizeof fatal / sizeof fatal[0]; i++)
+        signal(fatal[i], SIG_DFL);
+    sigfillset(&all);
+    sigprocmask(SIG_UNBLOCK, &all, NULL);
+    setrlimit(RLIMIT_CORE, &none);
+    limit_memory();
+    alarm(LIMIT_SECONDS);
+    quiet = open("/dev/null", O_RDWR | O_CLOEXEC);
+    if (quiet >= 0) {
+        dup2(quiet, STDOUT_FILENO);
+        dup2(quiet, STDERR_FILENO);
+    }
+    answer.rc = topo_machine_build(source, &machine, &answer.error);
+    for (size_t sent = 0; sent < sizeof answer;) {
+        ssize_t wrote = write(out, (const char *)&answer + sent, sizeof answer - sent);
+
+        if (wrote <= 0)
+            break;
+        sent += (size_t)wrote;
+    }
+    _exit(0);
+}
+
+static int64_t now_ms(void)
+{
+    struct timespec now;
+
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+/* Read the child's answer. @return false: it ended, or time ran out, without one */
+static bool listen_to(int in, struct answer *answer)
+{
+    int64_t end = now_ms() + LIMIT_SECONDS * 1000;
+    size_t got = 0;
+
+    while (got < sizeof *answer) {
+        struct pollfd ready = {.fd = in, .events = POLLIN};
+        int64_t left = end - now_ms();
+        ssize_t more;
+
+        if (left <= 0)
+            return false;
+        if (poll(&ready, 1, (int)left) < 0 && errno != EINTR)
+            return false;
+        if (!ready.revents)
+            continue;
+        more = read(in, (char *)answer + got, sizeof *answer - got);
+        if (more < 0 && errno == EINTR)
+            continue;
+        if (more <= 0)
+            return false;
+        got += (size_t)more;
+    }
+    return true;
+}
+
+int topo_source_try(const struct topo_source *source, struct numoe_error *error)
+{
+    struct answer answer;
+    bool answered;
+    int ends[2];
+    pid_t pid;
+
+    if (pipe2(ends, O_CLOEXEC))
+        return numoe_error_set(error, -errno, source->name, "cannot make a pipe: %s",
+                               strerror(errno));
+    pid = fork();
+    if (pid < 0) {
+        int rc = -errno;
+
+        close(ends[0]);
+        close(ends[1]);
+        return numoe_error_set(error, rc, source->name,
+                               "cannot start the process that tries the topology: %s",
+                               strerror(-rc));
+    }
+    if (pid == 0)
+        child(source, ends[1]);
+    close(ends[1]);
+    answered = listen_to(ends[0], &answer);
+    close(ends[0]);
+    if (!answered)
+        kill(pid, SIGKILL);
+    while (waitpid(pid, NULL, 0) < 0 && errno == EINTR)
+        ;
+    if (!answered)
+        return numoe_error_set(error, -EINVAL, source->name,
+                               "damaged topology: hwloc crashes or does not come to an end on it");
+    if (answer.rc && error) {
+        size_t size = error->size;
+
+        *error = answer.error;
+        error->size = size;
+    }
+    return answer.rc;
+}
