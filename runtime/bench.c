@@ -1,4 +1,5 @@
-/* Clock, order statistics, random routing, and the ceilings of the machine. SPDX-License-Identifier: Apache-2.0 */
+/* Clock, order statistics, random routing, and the ceilings of the machine.
+ * SPDX-License-Identifier: Apache-2.0 */
 #include "bench.h"
 
 #include <errno.h>

@@ -61,6 +61,22 @@ double numoe_bench_ceiling(struct numoe_bench *bench, enum numoe_ceiling ceiling
 int numoe_bench_fill(struct numoe_model *model, uint64_t seed,
                      void (*progress)(uint64_t done, uint64_t total), struct numoe_error *error);
 
+/* A batch that was computed with bf16 inputs and fp32 outputs; all ids below the experts. */
+struct numoe_bench_outputs {
+    uint64_t layer, tokens, top_k;
+    const uint16_t *x;    /* [tokens, hidden] */
+    const int32_t *ids;   /* [tokens, top_k] */
+    const float *weights; /* likewise */
+    const float *out;     /* [tokens, hidden] */
+};
+
+/*
+ * Compare `count` tokens, spread over the batch, with the float64 reference. rel_l2: the relative
+ * L2 distance over them; infinite when an output is no number.
+ */
+int numoe_bench_check(struct numoe_model *model, const struct numoe_bench_outputs *outputs,
+                      uint64_t count, double *rel_l2, struct numoe_error *error);
+
 struct numoe_bench_request {
     uint64_t layer, tokens, top_k, seed;
     uint32_t repeat;       /* 0: by time */

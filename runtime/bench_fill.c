@@ -7,7 +7,6 @@
 #include "base/checked.h"
 #include "bench.h"
 
-
 struct fill {
     struct numoe_model *model;
     struct numoe_model_desc desc;

@@ -1,4 +1,4 @@
-/* One layer timed beside the ceilings and checked. SPDX-License-Identifier: Apache-2.0 */
+/* One layer timed beside the ceilings. SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
@@ -12,49 +12,6 @@ enum { MOST_TURNS = 7 };
 #define FEWEST_REPETITIONS 7.0
 #define MOST_REPETITIONS 2000.0
 
-/* ---- the check against float64 ---- */
-
-struct check {
-    const struct numoe_model *model;
-    const struct numoe_model_desc *desc;
-    const struct numoe_plan *plan;
-    uint64_t layer, top_k;
-    const uint16_t *x; /* of the whole batch */
-    const int32_t *ids;
-    const float *weights;
-    const uint64_t *tokens; /* checked */
-    float *inputs;          /* [checked, hidden] */
-    double *parts;          /* [checked, top_k, nodes, hidden] */
-};
-
-static void check_part(void *context, uint32_t item, uint32_t worker)
-{
-    const struct check *check = context;
-    uint32_t node = item % check->plan->node_count;
-    uint64_t pair = item / check->plan->node_count, hidden = check->desc->hidden;
-    uint64_t entry = check->tokens[pair / check->top_k] * check->top_k + pair % check->top_k;
-    uint64_t expert = (uint64_t)check->ids[entry], first, count;
-    const void *run = numoe_model_run(check->model, check->layer, expert, node, &first, &count);
-
-    (void)worker;
-    if (!count)
-        return;
-    numoe_reference_slices(
-        numoe_model_shape(check->model), &check->desc->activation, run, count,
-        check->inputs + pair / check->top_k * hidden, (double)check->weights[entry],
-        first == 0 ? numoe_model_down_bias(check->model, check->layer, expert) : NULL, false,
-        check->parts + item * hidden);
-}
-
-static float from_bf16(uint16_t bits)
-{
-    uint32_t word = (uint32_t)bits << 16;
-    float value;
-
-    memcpy(&value, &word, sizeof value);
-    return value;
-}
-
 static uint16_t to_bf16(float value)
 {
     uint32_t word;
@@ -62,61 +19,6 @@ static uint16_t to_bf16(float value)
     memcpy(&word, &value, sizeof word);
     return (uint16_t)((word + 0x7FFF + (word >> 16 & 1)) >> 16);
 }
-
-/* Relative L2 distance of out to the reference over `count` tokens spread over the batch. */
-static int check_tokens(struct numoe_pool *pool, struct check *check, uint64_t batch,
-                        const float *out, uint64_t count, double *rel_l2, struct numoe_error *error)
-{
-    uint64_t hidden = check->desc->hidden, parts = check->top_k * check->plan->node_count;
-    struct numoe_pool_job job = {
-        .context = check,
-        .phase_count = 1,
-        .phases = {{check_part, (uint32_t)(count * parts), NULL}},
-    };
-    uint64_t *tokens = calloc(count, sizeof *tokens);
-    double difference = 0, size = 0;
-    int rc = -ENOMEM;
-
-    check->tokens = tokens;
-    check->inputs = calloc(count * hidden, sizeof *check->inputs);
-    check->parts = calloc(count * parts * hidden, sizeof *check->parts);
-    if (!tokens || !check->inputs || !check->parts) {
-        numoe_error_set(error, rc, "check", "no room for the reference's results");
-        goto out;
-    }
-    for (uint64_t i = 0; i < count; i++) {
-        tokens[i] = count > 1 ? i * (batch - 1) / (count - 1) : 0;
-        for (uint64_t h = 0; h < hidden; h++)
-            check->inputs[i * hidden + h] = from_bf16(check->x[tokens[i] * hidden + h]);
-    }
-    rc = numoe_pool_run(pool, &job);
-    if (rc) {
-        numoe_error_set(error, rc, "check", "the workers took no job: %s", strerror(-rc));
-        goto out;
-    }
-    for (uint64_t i = 0; i < count; i++) {
-        for (uint64_t h = 0; h < hidden; h++) {
-            double want = 0, off;
-
-            for (uint64_t p = 0; p < parts; p++)
-                want += check->parts[(i * parts + p) * hidden + h];
-            off = (double)out[tokens[i] * hidden + h] - want;
-            difference += off * off;
-            size += want * want;
-        }
-    }
-    *rel_l2 = size > 0 ? sqrt(difference / size) : difference > 0 ? INFINITY : 0;
-    /* A result that is no number is as wrong as can be. */
-    if (!isfinite(*rel_l2))
-        *rel_l2 = INFINITY;
-out:
-    free(tokens);
-    free(check->inputs);
-    free(check->parts);
-    return rc;
-}
-
-/* ---- one cell ---- */
 
 struct cell_work {
     struct numoe_model *model;
@@ -296,17 +198,15 @@ int numoe_bench_layer(struct numoe_bench *bench, struct numoe_model *model,
     rc = measure(bench, &work, peak, 6 * (double)info.desc.hidden * (double)info.desc.intermediate,
                  repetitions, cell, error);
     if (!rc && checked) {
-        struct check check = {.model = model,
-                              .desc = &info.desc,
-                              .plan = numoe_model_plan(model),
-                              .layer = request->layer,
-                              .top_k = work.top_k,
-                              .x = work.x,
-                              .ids = work.ids,
-                              .weights = work.weights};
+        struct numoe_bench_outputs outputs = {.layer = request->layer,
+                                              .tokens = tokens,
+                                              .top_k = work.top_k,
+                                              .x = work.x,
+                                              .ids = work.ids,
+                                              .weights = work.weights,
+                                              .out = work.out};
 
-        rc = check_tokens(numoe_context_pool(numoe_model_context(model)), &check, tokens, work.out,
-                          checked < tokens ? checked : tokens, &cell->rel_l2, error);
+        rc = numoe_bench_check(model, &outputs, checked, &cell->rel_l2, error);
     }
 out:
     free(work.x);

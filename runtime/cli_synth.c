@@ -3,13 +3,13 @@
 #include "cli_output.h"
 #include "synth.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 
-static int show_progress(void *user, const struct numoe_load_progress *progress)
+static int show_progress(void *user, uint64_t bytes_done, uint64_t bytes_total)
 {
     (void)user;
-    cli_progress("writing %.2f of %.2f GB", (double)progress->bytes_done / 1e9,
-                 (double)progress->bytes_total / 1e9);
+    cli_progress("writing %.2f of %.2f GB", (double)bytes_done / 1e9, (double)bytes_total / 1e9);
     return 0;
 }
 
@@ -36,9 +36,8 @@ static int run(const struct cli_values *values)
     cli_progress_end();
     if (code)
         return cli_report(values->directory, CLI_STAGE_WORK, &error);
-    printf("%s: %s, %llu layers of %llu experts, seed %llu\n", values->directory, values->model,
-           (unsigned long long)desc.layers, (unsigned long long)desc.experts,
-           (unsigned long long)values->seed);
+    printf("%s: %s, %" PRIu64 " layers of %" PRIu64 " experts, seed %" PRIu64 "\n",
+           values->directory, values->model, desc.layers, desc.experts, values->seed);
     return cli_flush(CLI_OK);
 }
 
