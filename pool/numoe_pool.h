@@ -31,7 +31,7 @@ extern "C" {
 
 enum { NUMOE_POOL_MAX_PHASES = 8, NUMOE_POOL_MAX_WORKERS = 4096 };
 /** Most items a phase may have. */
-#define NUMOE_POOL_MAX_ITEMS ((uint32_t)1 << 24)
+#define NUMOE_POOL_MAX_ITEMS (((uint32_t)1 << 24) - 1)
 
 /** Where a worker runs. Group ids are the caller's; equal id = same group; nearer groups first. */
 struct numoe_pool_worker {
@@ -43,7 +43,8 @@ struct numoe_pool_config {
     size_t size;
     uint32_t worker_count; /**< >= 1, the caller of numoe_pool_run being worker 0 */
     const struct numoe_pool_worker *workers; /**< worker_count, or NULL: not pinned, one group */
-    /** Called on each worker thread once before its first item; may be NULL. */
+    /** Called on each of the pool's own threads once, before create returns; may be NULL. Not
+     *  called for worker 0: that thread is the caller's own. */
     void (*thread_init)(void *user, uint32_t worker);
     void *thread_init_user;
     uint64_t spin_ns; /**< how long an idle worker spins before it sleeps */
@@ -61,7 +62,7 @@ struct numoe_pool_config {
 
 struct numoe_pool;
 
-/** Runs one item. May not call numoe_pool_run on its own pool. */
+/** Runs one item. May not call numoe_pool_run, _submit or _wait on its own pool (-EDEADLK). */
 typedef void numoe_pool_fn(void *context, uint32_t item, uint32_t worker);
 
 struct numoe_pool_phase {
@@ -89,7 +90,9 @@ int numoe_pool_create(const struct numoe_pool_config *config, struct numoe_pool 
 
 /**
  * Stop and join all workers. A submitted job is finished first (by the caller's help if need be).
- * @thread not a worker; no other call on the pool may be running or follow
+ * In a process forked from the pool's, only frees memory.
+ * @param pool    NULL does nothing
+ * @thread not inside an item of the pool; no other call on it may be running or follow
  */
 void numoe_pool_destroy(struct numoe_pool *pool);
 
@@ -111,7 +114,12 @@ int numoe_pool_run(struct numoe_pool *pool, const struct numoe_pool_job *job);
  */
 int numoe_pool_submit(struct numoe_pool *pool, const struct numoe_pool_job *job, uint64_t *ticket);
 
-/** Help with and wait for a submitted job. @return 0; -EINVAL: no such ticket. Each ticket once. */
+/**
+ * Help with and wait for a submitted job. Each ticket once: a second wait gets -EINVAL (for as long
+ * as fewer than 256 later jobs were given to the pool; after that, 0).
+ * @return 0; -EINVAL no such ticket; -EDEADLK, -ECHILD as numoe_pool_run
+ * @thread any. Never allocates.
+ */
 int numoe_pool_wait(struct numoe_pool *pool, uint64_t ticket);
 
 uint32_t numoe_pool_worker_count(const struct numoe_pool *pool);

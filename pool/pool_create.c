@@ -1,0 +1,387 @@
+/*
+ * pool_create.c - a pool's beginning and end: memory, threads, pinning, names, statistics.
+ *
+ * The creator waits until every thread is set up (pinned, named, thread_init called), so that
+ * numoe_pool_stats and the log tell of refusals as soon as create returns, and all messages come
+ * from the creator's own thread. `started` counts the threads: each adds with release, the creator
+ * loads with acquire, and so sees what they noted about themselves.
+ *
+ * The end: seq becomes STOP, the one word that threads look at before each turn; they leave, and
+ * are joined. No thread looks at anything else to learn that.
+ *
+ * In a forked child the threads do not exist: destroy only frees. The child is told by a page that
+ * the kernel wipes on fork, so asking costs a load; without that (Linux before 4.14), by the pid.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#include "pool_internal.h"
+#include "pool_os.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+/* Kernels use some 64 KiB of stack. One MiB and no more: a stack that holds an aligned 2 MiB may
+ * be given a huge page for its first touch, which would cost each worker 2 MiB. */
+#define STACK_BYTES ((size_t)1 << 20)
+/* Spinning takes time from workers that have items when there are more workers than CPUs. */
+#define CROWDED_SPIN_NS 2000
+
+static uint64_t mix(uint64_t x)
+{
+    x += 0x9e3779b97f4a7c15u;
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ x >> 27) * 0x94d049bb133111ebu;
+    return x ^ x >> 31;
+}
+
+void numoe_pool_hand_init(struct numoe_pool_hand *hand, struct numoe_pool *pool, uint32_t worker,
+                          uint32_t turn)
+{
+    hand->pool = pool;
+    hand->slot = &pool->workers[worker];
+    hand->worker = worker;
+    hand->random = 0;
+    if (pool->chaos_seed)
+        hand->random = mix(pool->chaos_seed ^ mix((uint64_t)turn << 32 | worker)) | 1;
+    hand->view.seq = 0;
+}
+
+/* @return 0 or a positive errno */
+static int pin_self(const struct numoe_pool *pool, uint32_t os_cpu)
+{
+    cpu_set_t *mask;
+    int rc;
+
+    if (os_cpu >= pool->mask_size * 8)
+        return EINVAL; /* past every CPU the system can have */
+    mask = calloc(1, pool->mask_size);
+    if (!mask)
+        return ENOMEM;
+    CPU_SET_S(os_cpu, pool->mask_size, mask);
+    rc = pthread_setaffinity_np(pthread_self(), pool->mask_size, mask);
+    free(mask);
+    return rc;
+}
+
+static void *worker_main(void *argument)
+{
+    struct numoe_pool_worker_slot *slot = argument;
+    struct numoe_pool *pool = slot->pool;
+    uint32_t worker = (uint32_t)(slot - pool->workers);
+    struct numoe_pool_hand hand;
+    struct numoe_pool_frame frame;
+    char name[16];
+
+    if (slot->os_cpu != UINT32_MAX) {
+        int rc = pin_self(pool, slot->os_cpu);
+        atomic_store_explicit(&slot->pin_errno, rc, memory_order_relaxed);
+        atomic_store_explicit(&slot->pinned, rc == 0, memory_order_relaxed);
+    }
+    snprintf(name, sizeof name, "numoe-%u", worker);
+    slot->name_errno = pthread_setname_np(pthread_self(), name);
+    numoe_pool_enter(&frame, pool);
+    if (pool->thread_init)
+        pool->thread_init(pool->thread_init_user, worker);
+    /* Release: pairs with the load in wait_started. */
+    if (atomic_fetch_add_explicit(&pool->started, 1, memory_order_release) + 2 ==
+        pool->worker_count)
+        numoe_pool_os_wake(&pool->started, NUMOE_POOL_OS_ANY);
+
+    numoe_pool_hand_init(&hand, pool, worker, 0);
+    numoe_pool_participate(&hand, NUMOE_POOL_STOP >> 1);
+    numoe_pool_leave(&frame);
+    return NULL;
+}
+
+static void wait_started(struct numoe_pool *pool)
+{
+    uint32_t started;
+
+    /* Acquire: pairs with the add in worker_main. */
+    while ((started = atomic_load_explicit(&pool->started, memory_order_acquire)) < pool->threads)
+        numoe_pool_os_wait(&pool->started, started, NUMOE_POOL_OS_ANY);
+}
+
+static void stop_threads(struct numoe_pool *pool)
+{
+    /* Sequentially consistent against workers about to sleep (pool_park.c). */
+    atomic_store_explicit(&pool->seq, NUMOE_POOL_STOP, memory_order_seq_cst);
+    numoe_pool_wake_all(pool);
+    for (uint32_t w = 1; w <= pool->threads; w++)
+        pthread_join(pool->workers[w].thread, NULL);
+    pool->threads = 0;
+}
+
+/* @return 0 or a positive errno, with pool->threads telling how far it came */
+static int start_threads(struct numoe_pool *pool)
+{
+    pthread_attr_t attributes;
+    sigset_t blocked, before;
+    int rc;
+
+    rc = pthread_attr_init(&attributes);
+    if (rc)
+        return rc;
+    rc = pthread_attr_setstacksize(&attributes, STACK_BYTES);
+    if (rc)
+        goto out;
+    /* The application's signals are not for these threads. Faults stay: blocked, they would kill
+     * the process past its handlers. */
+    sigfillset(&blocked);
+    sigdelset(&blocked, SIGSEGV);
+    sigdelset(&blocked, SIGBUS);
+    sigdelset(&blocked, SIGFPE);
+    sigdelset(&blocked, SIGILL);
+    sigdelset(&blocked, SIGTRAP);
+    sigdelset(&blocked, SIGABRT);
+    pthread_sigmask(SIG_SETMASK, &blocked, &before);
+    for (uint32_t w = 1; w < pool->worker_count; w++) {
+        rc = pthread_create(&pool->workers[w].thread, &attributes, worker_main, &pool->workers[w]);
+        if (rc)
+            break;
+        pool->threads++;
+    }
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+out:
+    pthread_attr_destroy(&attributes);
+    return rc;
+}
+
+static void tell_refusals(const struct numoe_pool *pool)
+{
+    char text[128];
+
+    for (uint32_t w = 1; w < pool->worker_count; w++) {
+        const struct numoe_pool_worker_slot *slot = &pool->workers[w];
+        int rc = atomic_load_explicit((_Atomic int *)&slot->pin_errno, memory_order_relaxed);
+        if (rc)
+            numoe_log_write(&pool->log, NUMOE_LOG_WARNING,
+                            "worker %u: cannot be pinned to CPU %u, runs unpinned: %s", w,
+                            slot->os_cpu, strerror_r(rc, text, sizeof text));
+        if (slot->name_errno)
+            numoe_log_write(&pool->log, NUMOE_LOG_DEBUG, "worker %u: thread not named: %s", w,
+                            strerror_r(slot->name_errno, text, sizeof text));
+    }
+}
+
+/* After the threads have pinned themselves: how many CPUs are there for the workers, and what that
+ * means for spinning and waking. */
+static void count_cpus(struct numoe_pool *pool)
+{
+    cpu_set_t *mask = pool->mask_saved; /* nobody is in the seat yet */
+    bool any_pinned = false;
+    uint32_t cpus;
+
+    if (pthread_getaffinity_np(pthread_self(), pool->mask_size, mask))
+        memset(mask, 0, pool->mask_size);
+    for (uint32_t w = 0; w < pool->worker_count; w++) {
+        const struct numoe_pool_worker_slot *slot = &pool->workers[w];
+        if (!atomic_load_explicit((_Atomic bool *)&slot->pinned, memory_order_relaxed))
+            continue;
+        CPU_SET_S(slot->os_cpu, pool->mask_size, mask);
+        any_pinned = true;
+    }
+    cpus = (uint32_t)CPU_COUNT_S(pool->mask_size, mask);
+    if (cpus == 0 || pool->worker_count <= cpus)
+        return;
+    if (atomic_load_explicit(&pool->spin_ns, memory_order_relaxed) > CROWDED_SPIN_NS)
+        atomic_store_explicit(&pool->spin_ns, CROWDED_SPIN_NS, memory_order_relaxed);
+    /* Pinned workers that are awake may all be on one CPU: then no number of them is enough. */
+    if (!any_pinned)
+        atomic_store_explicit(&pool->awake_limit, cpus, memory_order_relaxed);
+}
+
+/* Masks as large as the kernel's own. @return 0 or a positive errno */
+static int size_masks(struct numoe_pool *pool)
+{
+    size_t size = sizeof(cpu_set_t);
+    cpu_set_t *mask;
+    int rc = EINVAL;
+
+    while (rc == EINVAL && size <= (size_t)1 << 20) {
+        mask = calloc(1, size);
+        if (!mask)
+            return ENOMEM;
+        rc = sched_getaffinity(0, size, mask) ? errno : 0;
+        free(mask);
+        if (rc == EINVAL)
+            size *= 2;
+    }
+    /* Refused altogether (a filter): pinning will be refused as well, and reported then. */
+    pool->mask_size = size;
+    pool->mask_saved = calloc(1, size);
+    pool->mask_pinned = calloc(1, size);
+    return pool->mask_saved && pool->mask_pinned ? 0 : ENOMEM;
+}
+
+static void create_alive_page(struct numoe_pool *pool)
+{
+    long size = sysconf(_SC_PAGESIZE);
+    void *page;
+
+    pool->pid = getpid();
+    if (size <= 0)
+        return;
+    page = mmap(NULL, (size_t)size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (page == MAP_FAILED)
+        return;
+    if (madvise(page, (size_t)size, MADV_WIPEONFORK)) {
+        munmap(page, (size_t)size);
+        return;
+    }
+    atomic_store_explicit((_Atomic uint32_t *)page, 1, memory_order_relaxed);
+    pool->alive = page;
+    pool->alive_size = (size_t)size;
+}
+
+static void free_memory(struct numoe_pool *pool)
+{
+    if (pool->alive)
+        munmap((void *)pool->alive, pool->alive_size);
+    numoe_pool_kins_destroy(pool);
+    free(pool->mask_pinned);
+    free(pool->mask_saved);
+    free(pool->first);
+    free(pool->workers);
+    free(pool);
+}
+
+static void *zeroed_lines(size_t size)
+{
+    void *memory = aligned_alloc(NUMOE_POOL_LINE, size);
+
+    if (memory)
+        memset(memory, 0, size);
+    return memory;
+}
+
+/* Take the caller's config field by field up to its own size, so that an older caller works. */
+static int take_config(const struct numoe_pool_config *config, struct numoe_pool_config *taken,
+                       struct numoe_error *error)
+{
+    const struct numoe_pool_config defaults = NUMOE_POOL_CONFIG_INIT;
+    size_t least = offsetof(struct numoe_pool_config, thread_init);
+
+    if (!config || config->size < least || config->size > sizeof *config)
+        return numoe_error_set(error, -EINVAL, "numoe_pool_config.size",
+                               "the size of the config is %zu bytes, expected %zu to %zu",
+                               config ? config->size : 0, least, sizeof *config);
+    *taken = defaults;
+    memcpy(taken, config, config->size);
+    if (taken->worker_count < 1 || taken->worker_count > NUMOE_POOL_MAX_WORKERS)
+        return numoe_error_set(error, -EINVAL, "numoe_pool_config.worker_count",
+                               "%u workers asked for, possible are 1 to %d", taken->worker_count,
+                               NUMOE_POOL_MAX_WORKERS);
+    return 0;
+}
+
+int numoe_pool_create(const struct numoe_pool_config *config, struct numoe_pool **pool_out,
+                      struct numoe_error *error)
+{
+    struct numoe_pool_config taken;
+    struct numoe_pool *pool;
+    char text[128];
+    int rc;
+
+    if (!pool_out)
+        return numoe_error_set(error, -EINVAL, "numoe_pool_create", "no place for the pool given");
+    *pool_out = NULL;
+    rc = take_config(config, &taken, error);
+    if (rc)
+        return rc;
+
+    rc = -ENOMEM;
+    pool = zeroed_lines(sizeof *pool);
+    if (!pool)
+        goto no_memory;
+    pool->worker_count = taken.worker_count;
+    pool->chaos_seed = taken.chaos_seed;
+    pool->thread_init = taken.thread_init;
+    pool->thread_init_user = taken.thread_init_user;
+    if (taken.log)
+        pool->log = *taken.log;
+    pool->base = NUMOE_POOL_MAX_PHASES;
+    atomic_store_explicit(&pool->seq, pool->base << 1, memory_order_relaxed);
+    atomic_store_explicit(&pool->spin_ns, taken.spin_ns, memory_order_relaxed);
+    atomic_store_explicit(&pool->awake_limit, UINT32_MAX, memory_order_relaxed);
+
+    pool->workers = zeroed_lines(taken.worker_count * sizeof *pool->workers);
+    pool->first =
+        calloc((size_t)NUMOE_POOL_MAX_PHASES * (taken.worker_count + 1), sizeof *pool->first);
+    if (!pool->workers || !pool->first || size_masks(pool))
+        goto free_pool;
+    for (uint32_t w = 0; w < taken.worker_count; w++) {
+        pool->workers[w].pool = pool;
+        pool->workers[w].os_cpu = taken.workers ? taken.workers[w].os_cpu : UINT32_MAX;
+    }
+    if (numoe_pool_kins_create(pool, taken.workers))
+        goto free_pool;
+    if (taken.pin_caller && pool->workers[0].os_cpu != UINT32_MAX) {
+        /* Past the mask, the mask stays empty and pinning is refused with EINVAL, as it should. */
+        if (pool->workers[0].os_cpu < pool->mask_size * 8)
+            CPU_SET_S(pool->workers[0].os_cpu, pool->mask_size, pool->mask_pinned);
+        pool->pin_caller = true;
+    }
+    create_alive_page(pool);
+
+    rc = start_threads(pool);
+    if (rc) {
+        uint32_t threads = pool->threads;
+        stop_threads(pool);
+        rc = numoe_error_set(error, rc == ENOMEM ? -ENOMEM : -EAGAIN, "pthread_create",
+                             "thread %u of %u could not be started, %u were and are stopped: %s",
+                             threads + 1, taken.worker_count - 1, threads,
+                             strerror_r(rc, text, sizeof text));
+        free_memory(pool);
+        return rc;
+    }
+    wait_started(pool);
+    tell_refusals(pool);
+    count_cpus(pool);
+    *pool_out = pool;
+    return 0;
+
+free_pool:
+    free_memory(pool);
+no_memory:
+    return numoe_error_set(error, rc, "numoe_pool_create", "no memory for a pool of %u workers",
+                           taken.worker_count);
+}
+
+void numoe_pool_destroy(struct numoe_pool *pool)
+{
+    if (!pool)
+        return;
+    if (!numoe_pool_forked(pool)) {
+        numoe_pool_help(pool, pool->base);
+        stop_threads(pool);
+    }
+    free_memory(pool);
+}
+
+uint32_t numoe_pool_worker_count(const struct numoe_pool *pool)
+{
+    return pool ? pool->worker_count : 0;
+}
+
+int numoe_pool_stats(const struct numoe_pool *pool, uint32_t worker,
+                     struct numoe_pool_worker_stats *stats)
+{
+    struct numoe_pool_worker_slot *slot;
+
+    if (!pool || !stats || worker >= pool->worker_count)
+        return -EINVAL;
+    slot = &pool->workers[worker];
+    /* A snapshot of counters; each is its worker's own, none orders anything. */
+    stats->items = atomic_load_explicit(&slot->items, memory_order_relaxed);
+    stats->steals = atomic_load_explicit(&slot->steals, memory_order_relaxed);
+    stats->stolen_items = atomic_load_explicit(&slot->stolen_items, memory_order_relaxed);
+    stats->sleeps = atomic_load_explicit(&slot->sleeps, memory_order_relaxed);
+    stats->pinned = atomic_load_explicit(&slot->pinned, memory_order_relaxed);
+    stats->pin_errno = atomic_load_explicit(&slot->pin_errno, memory_order_relaxed);
+    return 0;
+}

@@ -1,0 +1,296 @@
+/*
+ * pool_internal.h - the pool's shared state and how its files meet.
+ *
+ * The sequence word is the pool's one clock:
+ *
+ *     seq = number << 1 | open
+ *
+ *   open    phase `number` may be worked on. The phases of a job have numbers base + 0 .. base + 7,
+ *           base being a multiple of 8; phases without items are left out.
+ *   closed  no job is active; every phase below `number` is done; `number` is the next job's base.
+ *   STOP    all ones: the threads end.
+ *
+ * seq only grows. It is written by one thread at a time: by the submitter while closed (it holds
+ * the seat), else by the finisher, the worker whose count of finished items completes the phase.
+ *
+ * Who may touch what
+ *   job data (context, slots, first)   written by the submitter while closed; read by anyone as a
+ *                                      seqlock: load seq, load the data, load seq again. Data
+ *                                      loads are acquire and data stores release, so a reader
+ *                                      that met newer data also meets the newer seq, and drops it.
+ *   worker.opened                      number of the last phase in which this worker's own share
+ *                                      was claimed, by anyone, as a whole: compare-and-swap from
+ *                                      less to `number`. 64 bits, never falls: no ABA.
+ *   worker.range                       pool_range.h
+ *   worker.state, sleepers             pool_park.c
+ *   finished                           items finished, ever, modulo 2^32; added to in batches.
+ *                                      The add that reaches the phase's target makes its thread
+ *                                      the finisher. acq_rel: the finisher has seen all items.
+ *   seat (pool_turn.c)                 who is worker 0; guards base and worker 0's own fields
+ *
+ * Why nothing is run twice, missed, or run with another job's data
+ *   - A phase's shares are claimed once each (opened), and what is claimed is run by its claimer or
+ *     put into its range word, from where each item is claimed once.
+ *   - A claimed item that is not yet counted keeps its phase open: no later phase is published, so
+ *     the job's data stand still. Claims through `opened` use data already validated for that very
+ *     number. Claims through a range word are validated after the swap (pool_range.h).
+ *   - A worker that claims nothing (late, descheduled) owes nothing: nobody waits for it.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#ifndef NUMOE_POOL_INTERNAL_H
+#define NUMOE_POOL_INTERNAL_H
+
+#include "numoe_pool.h"
+#include "pool_range.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <stdalign.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+enum {
+    NUMOE_POOL_LINE = 64,
+    NUMOE_POOL_OPEN = 1,
+    NUMOE_POOL_TICKETS = 256, /* tickets whose second wait is told from the first */
+    NUMOE_POOL_RINGS = 5      /* distances: l3, node, domain, package, machine */
+};
+#define NUMOE_POOL_STOP UINT64_MAX
+
+_Static_assert(NUMOE_POOL_MAX_PHASES == 8, "phase numbers use three bits");
+_Static_assert(NUMOE_POOL_MAX_ITEMS <= NUMOE_POOL_RANGE_MASK, "an end fits in a range word");
+
+enum numoe_pool_state { NUMOE_POOL_AWAKE, NUMOE_POOL_SLEEPING };
+
+struct numoe_pool_worker_slot {
+    /* Claims: owner and thieves. */
+    alignas(NUMOE_POOL_LINE) numoe_pool_range range;
+    _Atomic uint64_t opened;
+
+    /* Written by the worker alone, read by numoe_pool_stats. */
+    alignas(NUMOE_POOL_LINE) _Atomic uint64_t items;
+    _Atomic uint64_t steals, stolen_items, sleeps;
+    _Atomic int pin_errno;
+    _Atomic bool pinned;
+
+    /* Rarely written: publishers look at it each time and should hit their own cache. */
+    alignas(NUMOE_POOL_LINE) _Atomic uint32_t state;
+    uint32_t os_cpu; /* UINT32_MAX: not pinned */
+    uint32_t kin;    /* which list of victims */
+    int name_errno;  /* before `started` is counted */
+    struct numoe_pool *pool;
+    pthread_t thread;
+};
+_Static_assert(sizeof(struct numoe_pool_worker_slot) == 3 * NUMOE_POOL_LINE, "a line a writer");
+
+/* Workers with equal groups share one list of victims: everybody, nearest first. */
+struct numoe_pool_kin {
+    uint32_t ring[NUMOE_POOL_RINGS + 1]; /* ring d is order[ring[d]] .. order[ring[d + 1] - 1] */
+    uint16_t *order;
+};
+
+/* A phase as the workers read it. info: 24 bits items, 3 bits next phase of the job (0: none),
+ * flags, and in the upper half the value of `finished` that completes the phase. */
+struct numoe_pool_phase_slot {
+    _Atomic(numoe_pool_fn *) run;
+    _Atomic uint64_t info;
+};
+enum {
+    NUMOE_POOL_INFO_NEXT = 24,
+    NUMOE_POOL_INFO_TARGET = 32,
+};
+#define NUMOE_POOL_INFO_FIRST ((uint64_t)1 << 27)     /* shares are in pool->first */
+#define NUMOE_POOL_INFO_CROWD ((uint64_t)1 << 28)     /* wake workers without a share as well */
+#define NUMOE_POOL_INFO_SUBMITTED ((uint64_t)1 << 29) /* worker 0 may be absent */
+
+struct numoe_pool {
+    /* Written by submitter and finisher; all workers spin on it. A job of up to three phases is
+     * handed over in this one line. */
+    alignas(NUMOE_POOL_LINE) _Atomic uint64_t seq;
+    _Atomic(void *) context;
+    struct numoe_pool_phase_slot slots[NUMOE_POOL_MAX_PHASES];
+
+    /* Added to by every worker that finishes a batch. */
+    alignas(NUMOE_POOL_LINE) _Atomic uint32_t finished;
+
+    /* Written when workers park and wake. */
+    alignas(NUMOE_POOL_LINE) _Atomic uint32_t sleepers;
+    _Atomic uint32_t started; /* threads that are set up */
+
+    /* The seat. */
+    alignas(NUMOE_POOL_LINE) _Atomic uint32_t turn_next;
+    _Atomic uint32_t turn_now;
+    uint64_t base;          /* of the next job; the pending one, if any, has base - 8 */
+    uint32_t finished_next; /* value of `finished` once all submitted jobs are done */
+    uint32_t chaos_turn;
+    bool pin_told; /* a refused pin of the caller was logged */
+
+    /* Constant after create (atomic what create settles once the threads run). */
+    alignas(NUMOE_POOL_LINE) uint32_t worker_count;
+    _Atomic uint32_t awake_limit; /* most workers worth having awake; UINT32_MAX: no limit */
+    _Atomic uint64_t spin_ns;
+    uint64_t chaos_seed;
+    struct numoe_pool_worker_slot *workers;
+    struct numoe_pool_kin *kins;
+    uint32_t kin_count;
+    uint32_t threads;              /* running, for destroy */
+    _Atomic uint32_t *first;       /* [phase][worker_count + 1] */
+    const _Atomic uint32_t *alive; /* a page that is zero in a forked child, or NULL: compare pid */
+    size_t alive_size;
+    pid_t pid;
+    bool pin_caller;
+    size_t mask_size; /* of the two masks, in bytes */
+    cpu_set_t *mask_saved, *mask_pinned;
+    struct numoe_log log;
+    void (*thread_init)(void *user, uint32_t worker);
+    void *thread_init_user;
+
+    /* [number / 8 % TICKETS]: ticket * 2 + 1 when handed out, ticket * 2 when waited for. */
+    alignas(NUMOE_POOL_LINE) _Atomic uint64_t tickets[NUMOE_POOL_TICKETS];
+};
+
+/* A phase as one worker sees it: a consistent copy for sequence seq. */
+struct numoe_pool_view {
+    uint64_t seq;
+    numoe_pool_fn *run;
+    void *context;
+    const _Atomic uint32_t *first; /* NULL: equal shares */
+    uint32_t items;
+    uint32_t next;   /* phase of this job that follows, 0: none */
+    uint32_t target; /* value of `finished` that completes the phase */
+    bool crowd, submitted;
+};
+
+/* A thread working as some worker. */
+struct numoe_pool_hand {
+    struct numoe_pool *pool;
+    struct numoe_pool_worker_slot *slot;
+    uint32_t worker;
+    uint64_t random; /* 0: no chaos */
+    struct numoe_pool_view view;
+};
+
+/* How far an idle worker has come in its spin. */
+struct numoe_pool_rest {
+    uint32_t turns, look, look_step;
+    uint64_t until_ns; /* 0: the clock was not read yet */
+};
+
+/* Which pools the thread is inside of, innermost first; on the thread's own stack. */
+struct numoe_pool_frame {
+    const struct numoe_pool *pool;
+    struct numoe_pool_frame *outer;
+};
+
+static inline uint64_t numoe_pool_seq(const struct numoe_pool *pool)
+{
+    /* Pairs with every store of seq. */
+    return atomic_load_explicit((_Atomic uint64_t *)&pool->seq, memory_order_acquire);
+}
+
+/** Copy the data of phase seq (open). @return false: seq is over, nothing copied is of use. */
+static inline bool numoe_pool_view_load(struct numoe_pool *pool, uint64_t seq,
+                                        struct numoe_pool_view *view)
+{
+    uint32_t phase = seq >> 1 & (NUMOE_POOL_MAX_PHASES - 1);
+    struct numoe_pool_phase_slot *slot = &pool->slots[phase];
+    uint64_t info;
+
+    /* Acquire loads pair with the release stores in numoe_pool_publish: see the seqlock above. */
+    view->run = atomic_load_explicit(&slot->run, memory_order_acquire);
+    info = atomic_load_explicit(&slot->info, memory_order_acquire);
+    view->context = atomic_load_explicit(&pool->context, memory_order_acquire);
+    if (atomic_load_explicit(&pool->seq, memory_order_relaxed) != seq) {
+        view->seq = 0;
+        return false;
+    }
+    view->seq = seq;
+    view->items = (uint32_t)(info & NUMOE_POOL_RANGE_MASK);
+    view->next = info >> NUMOE_POOL_INFO_NEXT & (NUMOE_POOL_MAX_PHASES - 1);
+    view->target = (uint32_t)(info >> NUMOE_POOL_INFO_TARGET);
+    view->first = info & NUMOE_POOL_INFO_FIRST
+                      ? pool->first + (size_t)phase * (pool->worker_count + 1)
+                      : NULL;
+    view->crowd = info & NUMOE_POOL_INFO_CROWD;
+    view->submitted = info & NUMOE_POOL_INFO_SUBMITTED;
+    return true;
+}
+
+/** What worker begins the phase with. @return false: nothing, or the phase is over. */
+static inline bool numoe_pool_share(struct numoe_pool *pool, const struct numoe_pool_view *view,
+                                    uint32_t worker, uint32_t *begin, uint32_t *end)
+{
+    uint64_t count = pool->worker_count;
+
+    if (!view->first) {
+        /* Rounded up: the only item of a job is worker 0's, who is there already. */
+        *begin = (uint32_t)(((uint64_t)view->items * worker + count - 1) / count);
+        *end = (uint32_t)(((uint64_t)view->items * (worker + 1) + count - 1) / count);
+    } else {
+        *begin = atomic_load_explicit(&view->first[worker], memory_order_acquire);
+        *end = atomic_load_explicit(&view->first[worker + 1], memory_order_acquire);
+        if (atomic_load_explicit(&pool->seq, memory_order_relaxed) != view->seq)
+            return false;
+    }
+    return *begin < *end;
+}
+
+/** Next number of a test's random sequence (xorshift); only with chaos. */
+static inline uint32_t numoe_pool_random(struct numoe_pool_hand *hand)
+{
+    uint64_t x = hand->random;
+
+    x ^= x << 13;
+    x ^= x >> 7;
+    x ^= x << 17;
+    hand->random = x;
+    return (uint32_t)(x >> 32);
+}
+
+/* pool_create.c */
+void numoe_pool_hand_init(struct numoe_pool_hand *hand, struct numoe_pool *pool, uint32_t worker,
+                          uint32_t turn);
+
+/* pool_run.c */
+void numoe_pool_enter(struct numoe_pool_frame *frame, const struct numoe_pool *pool);
+void numoe_pool_leave(struct numoe_pool_frame *frame);
+/** Work and wait until seq's number is at least `until`. */
+void numoe_pool_participate(struct numoe_pool_hand *hand, uint64_t until);
+bool numoe_pool_forked(const struct numoe_pool *pool);
+/** In the seat: help until no job is pending. */
+void numoe_pool_help(struct numoe_pool *pool, uint64_t until);
+
+/* pool_steal.c */
+int numoe_pool_kins_create(struct numoe_pool *pool, const struct numoe_pool_worker *workers);
+void numoe_pool_kins_destroy(struct numoe_pool *pool);
+/**
+ * Take items of the phase in hand->view, from the worker's own share or another's. The worker's
+ * range must be empty. On success the view is the phase that the items belong to.
+ */
+bool numoe_pool_claim(struct numoe_pool_hand *hand, uint32_t *begin, uint32_t *end);
+/** Chaos: take one item of a random other worker although the own range is not empty. */
+bool numoe_pool_claim_random(struct numoe_pool_hand *hand, uint32_t *item);
+
+/* pool_park.c */
+void numoe_pool_rest_begin(struct numoe_pool_rest *rest);
+/**
+ * Spin while seq is `seq`, and park when the spin time is over. Returns when seq may have changed,
+ * or when it is time to look for something to steal again.
+ */
+void numoe_pool_rest(struct numoe_pool_hand *hand, struct numoe_pool_rest *rest, uint64_t seq);
+/** After publishing seq (open): wake the sleepers that it needs. */
+void numoe_pool_wake(struct numoe_pool *pool, uint64_t seq);
+/** After closing seq: wake worker 0 if it sleeps. */
+void numoe_pool_wake_caller(struct numoe_pool *pool);
+/** After STOP. */
+void numoe_pool_wake_all(struct numoe_pool *pool);
+
+/* pool_turn.c */
+void numoe_pool_turn_take(struct numoe_pool *pool);
+void numoe_pool_turn_give(struct numoe_pool *pool);
+
+#endif

@@ -1,0 +1,197 @@
+/*
+ * pool_park.c - idle workers: how they wait, sleep, and are woken.
+ *
+ * An idle worker spins on seq for spin_ns, now and then looking for something to steal, and then
+ * sleeps on its own word `state`. States: AWAKE, SLEEPING. The worker alone sets SLEEPING; waker or
+ * worker, whoever's swap succeeds, sets AWAKE and takes one off `sleepers`.
+ *
+ *     worker                               publisher
+ *     sleepers += 1                        seq = new
+ *     state = SLEEPING                     if sleepers != 0: for workers that are needed:
+ *     if seq is still what it was:             if state == SLEEPING, swap to AWAKE:
+ *         futex wait while SLEEPING                sleepers -= 1, futex wake
+ *     else swap back, sleepers -= 1
+ *
+ * No lost wake-up: all of these are sequentially consistent. If the worker's second look at seq
+ * still saw the old value, it precedes the publisher's store in the single order, and so do the
+ * worker's two stores: the publisher sees them both. The futex compares state again in the kernel,
+ * so a wake between the look and the sleep is not lost either. stress/model/pool_park.pml.
+ *
+ * A publisher may leave sleepers asleep: those whose share of the phase is empty, and, with more
+ * workers than CPUs, those beyond the CPUs. Nothing depends on them: the publisher of a later phase
+ * works itself, and the publisher of a first phase either works itself or (submit) leaves at
+ * least one worker awake, which sees the new seq before it sleeps.
+ *
+ * Wakes spread as a tree over worker numbers, four children each: a waker skips down through those
+ * that are awake and stops at those it woke, who go on below themselves before they work.
+ *
+ * The clock is read every 64 turns only.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#include "pool_internal.h"
+#include "pool_os.h"
+
+enum { CHILDREN = 4, CLOCK_TURNS = 64, FIRST_LOOK = 16, MOST_LOOK = 1024 };
+
+static void wake_below(struct numoe_pool *pool, const struct numoe_pool_view *view, uint32_t from);
+
+static void count_sleep(struct numoe_pool_worker_slot *slot)
+{
+    atomic_store_explicit(&slot->sleeps,
+                          atomic_load_explicit(&slot->sleeps, memory_order_relaxed) + 1,
+                          memory_order_relaxed);
+}
+
+static void park(struct numoe_pool_hand *hand, uint64_t seen)
+{
+    struct numoe_pool *pool = hand->pool;
+    struct numoe_pool_worker_slot *slot = hand->slot;
+    struct numoe_pool_view view;
+    uint32_t state = NUMOE_POOL_SLEEPING;
+    uint64_t seq;
+
+    /* Pair with the publisher's store of seq and its loads in numoe_pool_wake; see the top. */
+    atomic_fetch_add_explicit(&pool->sleepers, 1, memory_order_seq_cst);
+    atomic_store_explicit(&slot->state, NUMOE_POOL_SLEEPING, memory_order_seq_cst);
+    if (atomic_load_explicit(&pool->seq, memory_order_seq_cst) != seen) {
+        if (atomic_compare_exchange_strong_explicit(&slot->state, &state, NUMOE_POOL_AWAKE,
+                                                    memory_order_seq_cst, memory_order_seq_cst))
+            atomic_fetch_sub_explicit(&pool->sleepers, 1, memory_order_seq_cst);
+        return;
+    }
+    count_sleep(slot);
+    do {
+        numoe_pool_os_wait(&slot->state, NUMOE_POOL_SLEEPING, NUMOE_POOL_OS_ANY);
+    } while (atomic_load_explicit(&slot->state, memory_order_seq_cst) == NUMOE_POOL_SLEEPING);
+
+    /* Somebody woke this worker and counts on it for those below. */
+    seq = numoe_pool_seq(pool);
+    if (seq != NUMOE_POOL_STOP && (seq & NUMOE_POOL_OPEN) && numoe_pool_view_load(pool, seq, &view))
+        wake_below(pool, &view, hand->worker);
+}
+
+void numoe_pool_rest_begin(struct numoe_pool_rest *rest)
+{
+    rest->turns = 0;
+    rest->look = FIRST_LOOK;
+    rest->look_step = FIRST_LOOK;
+    rest->until_ns = 0;
+}
+
+void numoe_pool_rest(struct numoe_pool_hand *hand, struct numoe_pool_rest *rest, uint64_t seq)
+{
+    struct numoe_pool *pool = hand->pool;
+    uint64_t spin_ns = atomic_load_explicit(&pool->spin_ns, memory_order_relaxed);
+
+    if (spin_ns == 0) {
+        park(hand, seq);
+        return;
+    }
+    for (;;) {
+        if (numoe_pool_seq(pool) != seq) {
+            numoe_pool_rest_begin(rest);
+            return;
+        }
+        numoe_pool_os_pause();
+        rest->turns++;
+        if (rest->turns % CLOCK_TURNS == 0) {
+            uint64_t now = numoe_pool_os_now_ns();
+            if (rest->until_ns == 0) {
+                rest->until_ns = now + spin_ns;
+            } else if (now >= rest->until_ns) {
+                park(hand, seq);
+                numoe_pool_rest_begin(rest);
+                return;
+            }
+        }
+        if ((seq & NUMOE_POOL_OPEN) && rest->turns >= rest->look) {
+            /* Each look reads a line of every worker; ever more rarely. */
+            if (rest->look_step < MOST_LOOK)
+                rest->look_step *= 2;
+            rest->look = rest->turns + rest->look_step;
+            return;
+        }
+    }
+}
+
+static void wake_one(struct numoe_pool *pool, uint32_t worker)
+{
+    struct numoe_pool_worker_slot *slot = &pool->workers[worker];
+    uint32_t state = NUMOE_POOL_SLEEPING;
+
+    if (!atomic_compare_exchange_strong_explicit(&slot->state, &state, NUMOE_POOL_AWAKE,
+                                                 memory_order_seq_cst, memory_order_seq_cst))
+        return;
+    atomic_fetch_sub_explicit(&pool->sleepers, 1, memory_order_seq_cst);
+    numoe_pool_os_wake(&slot->state, NUMOE_POOL_OS_ANY);
+}
+
+static bool asleep(struct numoe_pool *pool, uint32_t worker)
+{
+    /* Pairs with the store in park. */
+    return atomic_load_explicit(&pool->workers[worker].state, memory_order_seq_cst) ==
+           NUMOE_POOL_SLEEPING;
+}
+
+/* Enough are awake, or all. */
+static bool enough(struct numoe_pool *pool, const struct numoe_pool_view *view)
+{
+    uint32_t sleepers = atomic_load_explicit(&pool->sleepers, memory_order_seq_cst);
+    uint32_t limit = atomic_load_explicit(&pool->awake_limit, memory_order_relaxed);
+
+    if (sleepers == 0)
+        return true;
+    /* Worker 0 counts as awake, which with a submitted job it may not be: one more, so that
+     * somebody is. */
+    return limit != UINT32_MAX && pool->worker_count - sleepers >= limit + view->submitted;
+}
+
+static bool needed(struct numoe_pool *pool, const struct numoe_pool_view *view, uint32_t worker)
+{
+    uint32_t begin, end;
+
+    if (view->crowd || numoe_pool_share(pool, view, worker, &begin, &end))
+        return true;
+    return view->submitted && worker == 1 && numoe_pool_share(pool, view, 0, &begin, &end);
+}
+
+/* Wake the workers below `from` in the tree. */
+static void wake_below(struct numoe_pool *pool, const struct numoe_pool_view *view, uint32_t from)
+{
+    for (uint32_t child = from * CHILDREN + 1;
+         child <= from * CHILDREN + CHILDREN && child < pool->worker_count; child++) {
+        if (enough(pool, view))
+            return;
+        if (asleep(pool, child) && needed(pool, view, child))
+            wake_one(pool, child);
+        else
+            wake_below(pool, view, child);
+    }
+}
+
+void numoe_pool_wake(struct numoe_pool *pool, uint64_t seq)
+{
+    struct numoe_pool_view view;
+
+    /* Pairs with the add in park. */
+    if (atomic_load_explicit(&pool->sleepers, memory_order_seq_cst) == 0)
+        return;
+    if (!numoe_pool_view_load(pool, seq, &view))
+        return; /* over already, done by workers that were awake */
+    if (asleep(pool, 0) && needed(pool, &view, 0))
+        wake_one(pool, 0);
+    wake_below(pool, &view, 0);
+}
+
+void numoe_pool_wake_caller(struct numoe_pool *pool)
+{
+    if (asleep(pool, 0))
+        wake_one(pool, 0);
+}
+
+void numoe_pool_wake_all(struct numoe_pool *pool)
+{
+    for (uint32_t worker = 0; worker < pool->worker_count; worker++)
+        wake_one(pool, worker);
+}

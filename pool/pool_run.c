@@ -1,0 +1,334 @@
+/*
+ * pool_run.c - jobs: checked, published phase by phase, worked on, waited for.
+ *
+ * A job's life (states and memory orders: pool_internal.h):
+ *   publish   in the seat, seq closed: job data written, then seq opened for the first phase that
+ *             has items.
+ *   work      every worker, and worker 0 in numoe_pool_run or _wait: claim, run, count.
+ *   advance   the finisher of a phase opens the next one, or closes seq.
+ *   done      seq's number is past the job's. The caller returns when it has seen that; whoever
+ *             still looks at the pool's copy of the job drops it (seqlock), and never touches the
+ *             caller's memory without a claimed item.
+ *
+ * A ticket is the number that seq has once its job is done.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#include "pool_internal.h"
+#include "pool_os.h"
+
+#include <errno.h>
+#include <string.h>
+
+static _Thread_local struct numoe_pool_frame *innermost;
+
+void numoe_pool_enter(struct numoe_pool_frame *frame, const struct numoe_pool *pool)
+{
+    frame->pool = pool;
+    frame->outer = innermost;
+    innermost = frame;
+}
+
+void numoe_pool_leave(struct numoe_pool_frame *frame)
+{
+    innermost = frame->outer;
+}
+
+static bool inside(const struct numoe_pool *pool)
+{
+    for (const struct numoe_pool_frame *frame = innermost; frame; frame = frame->outer) {
+        if (frame->pool == pool)
+            return true;
+    }
+    return false;
+}
+
+bool numoe_pool_forked(const struct numoe_pool *pool)
+{
+    if (pool->alive)
+        return atomic_load_explicit((_Atomic uint32_t *)pool->alive, memory_order_relaxed) == 0;
+    return getpid() != pool->pid;
+}
+
+static int refuse(const struct numoe_pool *pool)
+{
+    if (numoe_pool_forked(pool))
+        return -ECHILD;
+    return inside(pool) ? -EDEADLK : 0;
+}
+
+static int check_job(const struct numoe_pool *pool, const struct numoe_pool_job *job)
+{
+    if (job->phase_count > NUMOE_POOL_MAX_PHASES)
+        return -EINVAL;
+    for (uint32_t p = 0; p < job->phase_count; p++) {
+        const struct numoe_pool_phase *phase = &job->phases[p];
+
+        if (phase->items > NUMOE_POOL_MAX_ITEMS || (phase->items && !phase->run))
+            return -EINVAL;
+        if (!phase->first)
+            continue;
+        if (phase->first[0] != 0 || phase->first[pool->worker_count] != phase->items)
+            return -EINVAL;
+        for (uint32_t w = 0; w < pool->worker_count; w++) {
+            if (phase->first[w] > phase->first[w + 1])
+                return -EINVAL;
+        }
+    }
+    return 0;
+}
+
+/* Copy the shares of phase p. @return whether fewer workers begin with items than could. */
+static bool copy_first(struct numoe_pool *pool, uint32_t p, const struct numoe_pool_phase *phase)
+{
+    _Atomic uint32_t *first = pool->first + (size_t)p * (pool->worker_count + 1);
+    uint32_t with_items = 0;
+    uint32_t could = phase->items < pool->worker_count ? phase->items : pool->worker_count;
+
+    for (uint32_t w = 0; w <= pool->worker_count; w++) {
+        /* Pairs with the loads in numoe_pool_share. */
+        atomic_store_explicit(&first[w], phase->first[w], memory_order_release);
+        with_items += w < pool->worker_count && phase->first[w] < phase->first[w + 1];
+    }
+    return with_items < could;
+}
+
+/*
+ * In the seat with seq closed: write the job's data and open its first phase.
+ * All stores are release and follow the closed seq (stored by the last finisher, seen by this
+ * thread): a reader that meets one of them no longer meets an older open seq. Pairs with the loads
+ * in numoe_pool_view_load.
+ */
+static uint64_t publish(struct numoe_pool *pool, const struct numoe_pool_job *job, bool submitted)
+{
+    uint64_t base = pool->base;
+    uint32_t target = pool->finished_next;
+    uint32_t previous = NUMOE_POOL_MAX_PHASES, first_phase = NUMOE_POOL_MAX_PHASES;
+    uint64_t info[NUMOE_POOL_MAX_PHASES];
+    uint64_t seq;
+
+    for (uint32_t p = 0; p < job->phase_count; p++) {
+        const struct numoe_pool_phase *phase = &job->phases[p];
+
+        if (phase->items == 0)
+            continue;
+        target += phase->items;
+        info[p] = phase->items | (uint64_t)target << NUMOE_POOL_INFO_TARGET;
+        if (phase->first) {
+            info[p] |= NUMOE_POOL_INFO_FIRST;
+            if (copy_first(pool, p, phase))
+                info[p] |= NUMOE_POOL_INFO_CROWD;
+        }
+        if (submitted)
+            info[p] |= NUMOE_POOL_INFO_SUBMITTED;
+        if (previous < NUMOE_POOL_MAX_PHASES)
+            info[previous] |= (uint64_t)p << NUMOE_POOL_INFO_NEXT;
+        else
+            first_phase = p;
+        previous = p;
+        atomic_store_explicit(&pool->slots[p].run, phase->run, memory_order_release);
+    }
+    pool->base = base + NUMOE_POOL_MAX_PHASES;
+    pool->finished_next = target;
+    if (first_phase == NUMOE_POOL_MAX_PHASES) {
+        /* Nothing to run: done at once. */
+        atomic_store_explicit(&pool->seq, pool->base << 1, memory_order_release);
+        return pool->base;
+    }
+    for (uint32_t p = 0; p < job->phase_count; p++) {
+        if (job->phases[p].items)
+            atomic_store_explicit(&pool->slots[p].info, info[p], memory_order_release);
+    }
+    atomic_store_explicit(&pool->context, job->context, memory_order_release);
+    seq = (base + first_phase) << 1 | NUMOE_POOL_OPEN;
+    /* Releases the data above; sequentially consistent against sleepers (pool_park.c). */
+    atomic_store_explicit(&pool->seq, seq, memory_order_seq_cst);
+    numoe_pool_wake(pool, seq);
+    return pool->base;
+}
+
+/* The phase of hand->view is complete and this thread the one that completed it. */
+static void advance(struct numoe_pool_hand *hand)
+{
+    struct numoe_pool *pool = hand->pool;
+    uint64_t base = hand->view.seq >> 1 & ~(uint64_t)(NUMOE_POOL_MAX_PHASES - 1);
+    uint64_t seq;
+
+    /* Both stores: release what all workers did in the phase (collected by the add in work) to
+     * every load of seq; sequentially consistent against sleepers (pool_park.c). */
+    if (hand->view.next) {
+        seq = (base + hand->view.next) << 1 | NUMOE_POOL_OPEN;
+        atomic_store_explicit(&pool->seq, seq, memory_order_seq_cst);
+        numoe_pool_wake(pool, seq);
+    } else {
+        seq = (base + NUMOE_POOL_MAX_PHASES) << 1;
+        atomic_store_explicit(&pool->seq, seq, memory_order_seq_cst);
+        numoe_pool_wake_caller(pool);
+    }
+}
+
+/* Claim once and run until the own range is empty. @return false: nothing to be had. */
+static bool work(struct numoe_pool_hand *hand)
+{
+    struct numoe_pool_worker_slot *slot = hand->slot;
+    struct numoe_pool_view *view = &hand->view;
+    uint32_t item, end, extra, done = 0;
+
+    if (!numoe_pool_claim(hand, &item, &end))
+        return false;
+    /* The first item is not put where others could take it: each claim runs something, and two
+     * thieves cannot pass one item to and fro. */
+    if (item + 1 < end)
+        numoe_pool_range_put(&slot->range, item + 1, end, view->seq >> 1);
+    do {
+        view->run(view->context, item, hand->worker);
+        done++;
+        if (hand->random) {
+            if (numoe_pool_random(hand) % 4 == 0 && numoe_pool_claim_random(hand, &extra)) {
+                view->run(view->context, extra, hand->worker);
+                done++;
+            }
+            if (numoe_pool_random(hand) % 32 == 0)
+                sched_yield();
+        }
+    } while (numoe_pool_range_take(&slot->range, &item));
+
+    atomic_store_explicit(&slot->items,
+                          atomic_load_explicit(&slot->items, memory_order_relaxed) + done,
+                          memory_order_relaxed);
+    /* Release: our items are done. Acquire: if this completes the phase, so are all others'. */
+    if (atomic_fetch_add_explicit(&hand->pool->finished, done, memory_order_acq_rel) + done ==
+        view->target)
+        advance(hand);
+    return true;
+}
+
+void numoe_pool_participate(struct numoe_pool_hand *hand, uint64_t until)
+{
+    struct numoe_pool *pool = hand->pool;
+    struct numoe_pool_rest rest;
+
+    numoe_pool_rest_begin(&rest);
+    for (;;) {
+        uint64_t seq = numoe_pool_seq(pool);
+
+        if (seq >> 1 >= until)
+            return;
+        if ((seq & NUMOE_POOL_OPEN) &&
+            (seq == hand->view.seq || numoe_pool_view_load(pool, seq, &hand->view)) && work(hand)) {
+            numoe_pool_rest_begin(&rest);
+            continue;
+        }
+        numoe_pool_rest(hand, &rest, seq);
+    }
+}
+
+/* Move the calling thread to worker 0's CPU. @return whether there is a mask to restore. */
+static bool pin_caller(struct numoe_pool *pool)
+{
+    struct numoe_pool_worker_slot *slot = &pool->workers[0];
+    int rc;
+
+    rc = pthread_getaffinity_np(pthread_self(), pool->mask_size, pool->mask_saved);
+    if (rc == 0 && CPU_EQUAL_S(pool->mask_size, pool->mask_saved, pool->mask_pinned))
+        goto out; /* there already */
+    if (rc == 0)
+        rc = pthread_setaffinity_np(pthread_self(), pool->mask_size, pool->mask_pinned);
+    if (rc == 0) {
+        atomic_store_explicit(&slot->pinned, true, memory_order_relaxed);
+        atomic_store_explicit(&slot->pin_errno, 0, memory_order_relaxed);
+        return true;
+    }
+out:
+    atomic_store_explicit(&slot->pinned, rc == 0, memory_order_relaxed);
+    atomic_store_explicit(&slot->pin_errno, rc, memory_order_relaxed);
+    if (rc && !pool->pin_told) {
+        pool->pin_told = true;
+        numoe_log_write(&pool->log, NUMOE_LOG_WARNING,
+                        "worker 0: the caller cannot be pinned to CPU %u (error %d), runs unpinned",
+                        slot->os_cpu, rc);
+    }
+    return false;
+}
+
+/* In the seat: be worker 0 until seq's number is `until`. */
+static void sit(struct numoe_pool *pool, uint64_t until)
+{
+    struct numoe_pool_hand hand;
+    struct numoe_pool_frame frame;
+    bool restore = pool->pin_caller && pin_caller(pool);
+
+    numoe_pool_hand_init(&hand, pool, 0, pool->chaos_turn++);
+    numoe_pool_enter(&frame, pool);
+    numoe_pool_participate(&hand, until);
+    numoe_pool_leave(&frame);
+    if (restore)
+        pthread_setaffinity_np(pthread_self(), pool->mask_size, pool->mask_saved);
+}
+
+void numoe_pool_help(struct numoe_pool *pool, uint64_t until)
+{
+    if (numoe_pool_seq(pool) >> 1 < until)
+        sit(pool, until);
+}
+
+int numoe_pool_run(struct numoe_pool *pool, const struct numoe_pool_job *job)
+{
+    int rc;
+
+    if (!pool || !job)
+        return -EINVAL;
+    if ((rc = refuse(pool)) || (rc = check_job(pool, job)))
+        return rc;
+    numoe_pool_turn_take(pool);
+    numoe_pool_help(pool, pool->base); /* a submitted job comes first */
+    numoe_pool_help(pool, publish(pool, job, false));
+    numoe_pool_turn_give(pool);
+    return 0;
+}
+
+int numoe_pool_submit(struct numoe_pool *pool, const struct numoe_pool_job *job, uint64_t *ticket)
+{
+    uint64_t mine;
+    int rc;
+
+    if (!pool || !job || !ticket)
+        return -EINVAL;
+    if ((rc = refuse(pool)) || (rc = check_job(pool, job)))
+        return rc;
+    numoe_pool_turn_take(pool);
+    numoe_pool_help(pool, pool->base);
+    mine = publish(pool, job, true);
+    /* Pairs with the swap in numoe_pool_wait. */
+    atomic_store_explicit(&pool->tickets[mine / NUMOE_POOL_MAX_PHASES % NUMOE_POOL_TICKETS],
+                          mine << 1 | 1, memory_order_release);
+    numoe_pool_turn_give(pool);
+    *ticket = mine;
+    return 0;
+}
+
+int numoe_pool_wait(struct numoe_pool *pool, uint64_t ticket)
+{
+    _Atomic uint64_t *entry;
+    uint64_t key = ticket << 1 | 1;
+    int rc;
+
+    if (!pool || ticket == 0 || ticket % NUMOE_POOL_MAX_PHASES || ticket >> 62)
+        return -EINVAL;
+    if ((rc = refuse(pool)))
+        return rc;
+    entry = &pool->tickets[ticket / NUMOE_POOL_MAX_PHASES % NUMOE_POOL_TICKETS];
+    /* Pairs with the store in numoe_pool_submit; one of two waits for a ticket gets it. */
+    if (!atomic_compare_exchange_strong_explicit(entry, &key, ticket << 1, memory_order_acq_rel,
+                                                 memory_order_acquire)) {
+        if (key <= ticket << 1)
+            return -EINVAL;
+        return 0; /* the entry has gone to a later job: this one is long done */
+    }
+    if (numoe_pool_seq(pool) >> 1 < ticket) {
+        numoe_pool_turn_take(pool);
+        numoe_pool_help(pool, ticket);
+        numoe_pool_turn_give(pool);
+    }
+    return 0;
+}

@@ -1,1 +1,0 @@
-#include "numoe_pool.h"
