@@ -202,10 +202,10 @@ static json_t *json_of_report(const struct bench_report *report)
                     (json_int_t)cell->tokens, "repetitions", (json_int_t)cell->repetitions, "ms",
                     cli_json_number(cell->ms), "ms_min", cli_json_number(cell->ms_min), "ms_p10",
                     cli_json_number(cell->ms_p10), "ms_p90", cli_json_number(cell->ms_p90), "bytes",
-                    cli_json_number(cell->bytes), "gbs", cli_json_number(cell->gbs), "gops",
-                    cli_json_number(cell->gops), "read_gbs", cli_json_number(cell->read_gbs),
-                    "peak_gops", cli_json_number(cell->peak_gops), "bandwidth_fraction",
-                    cli_json_number(cell->bandwidth_fraction), "ops_fraction",
+                    json_integer((json_int_t)llround(cell->bytes)), "gbs",
+                    cli_json_number(cell->gbs), "gops", cli_json_number(cell->gops), "read_gbs",
+                    cli_json_number(cell->read_gbs), "peak_gops", cli_json_number(cell->peak_gops),
+                    "bandwidth_fraction", cli_json_number(cell->bandwidth_fraction), "ops_fraction",
                     cli_json_number(cell->ops_fraction), "rel_l2", cli_json_number(cell->rel_l2)));
         }
     }

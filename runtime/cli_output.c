@@ -168,7 +168,7 @@ int cli_print_json(json_t *object)
         cli_error("json", "out of memory");
         return CLI_FAILURE;
     }
-    rc = json_dumpf(object, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(6));
+    rc = json_dumpf(object, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(9));
     json_decref(object);
     putchar('\n');
     return cli_flush(rc ? CLI_FAILURE : CLI_OK);

@@ -181,10 +181,10 @@ static json_t *json_of_report(const char *directory, const struct report *report
                       (json_int_t)cell->repetitions, "ms", cli_json_number(cell->ms), "ms_min",
                       cli_json_number(cell->ms_min), "ms_p10", cli_json_number(cell->ms_p10),
                       "ms_p90", cli_json_number(cell->ms_p90), "experts_hit",
-                      cli_json_number(cell->experts_hit), "bytes", cli_json_number(cell->bytes),
-                      "gbs", cli_json_number(cell->gbs), "read_gbs",
-                      cli_json_number(cell->read_gbs), "bandwidth_fraction",
-                      cli_json_number(cell->bandwidth_fraction), "rel_l2",
+                      cli_json_number(cell->experts_hit), "bytes",
+                      json_integer((json_int_t)llround(cell->bytes)), "gbs",
+                      cli_json_number(cell->gbs), "read_gbs", cli_json_number(cell->read_gbs),
+                      "bandwidth_fraction", cli_json_number(cell->bandwidth_fraction), "rel_l2",
                       cli_json_number(cell->rel_l2)));
     }
     return json_pack("{s:{s:s, s:s, s:I, s:I, s:I, s:I, s:I}, s:{s:s, s:I, s:s}, s:{s:I, s:o, s:s},"

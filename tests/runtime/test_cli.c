@@ -455,7 +455,7 @@ Test(cli_checkpoint, runs_and_agrees_with_the_reference)
         cr_assert_leq(number(result, "ms_min"), number(result, "ms"));
         cr_assert_leq(number(result, "ms"), number(result, "ms_p90"));
         /* Four of four experts a token: every call reads all of them. */
-        cr_assert_eq(number(result, "experts_hit"), SMALL_EXPERTS);
+        cr_assert_eq(number(result, "experts_hit"), (double)SMALL_EXPERTS);
         cr_assert_eq(number(result, "bytes"), SMALL_BYTES);
         cr_assert_gt(number(result, "bandwidth_fraction"), 0);
         cr_assert_gt(number(result, "rel_l2"), 0);
