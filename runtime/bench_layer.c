@@ -1,0 +1,217 @@
+/* One layer timed beside the ceilings. SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/checked.h"
+#include "bench.h"
+
+enum { MOST_TURNS = 7 };
+#define FEWEST_REPETITIONS 7.0
+#define MOST_REPETITIONS 2000.0
+
+static uint16_t to_bf16(float value)
+{
+    uint32_t word;
+
+    memcpy(&word, &value, sizeof word);
+    return (uint16_t)((word + 0x7FFF + (word >> 16 & 1)) >> 16);
+}
+
+struct cell_work {
+    struct numoe_model *model;
+    const struct numoe_bench_request *request;
+    uint64_t hidden, top_k, experts;
+    struct numoe_bench_random random;
+    uint16_t *x;
+    int32_t *ids;
+    float *weights, *out;
+};
+
+static void random_activations(struct numoe_bench_random *random, uint16_t *x, uint64_t count)
+{
+    for (uint64_t i = 0; i < count; i += 2) {
+        float radius = sqrtf(-2 * logf(numoe_bench_random_float(random)));
+        float angle = 6.2831853f * numoe_bench_random_float(random);
+
+        x[i] = to_bf16(radius * cosf(angle));
+        if (i + 1 < count)
+            x[i + 1] = to_bf16(radius * sinf(angle));
+    }
+}
+
+/* One repetition with fresh routing. */
+static int repeat_once(struct cell_work *work, struct numoe_result *result, double *seconds,
+                       struct numoe_error *error)
+{
+    struct numoe_batch batch = NUMOE_BATCH_INIT;
+    double begin;
+    int rc;
+
+    numoe_bench_route(&work->random, work->request->tokens, work->top_k, work->experts, work->ids,
+                      work->weights);
+    batch.tokens = work->request->tokens;
+    batch.top_k = work->top_k;
+    batch.x = work->x;
+    batch.x_type = NUMOE_BF16;
+    batch.ids = work->ids;
+    batch.weights = work->weights;
+    batch.out = work->out;
+    batch.out_type = NUMOE_F32;
+    batch.strict = true;
+    *result = (struct numoe_result)NUMOE_RESULT_INIT;
+    begin = numoe_bench_seconds();
+    rc = numoe_forward(work->model, work->request->layer, &batch, result, error);
+    *seconds = numoe_bench_seconds() - begin;
+    if (!rc && result->missing)
+        rc = numoe_error_set(error, -EIO, "bench", "%" PRIu64 " routed experts are not loaded",
+                             result->missing);
+    return rc;
+}
+
+struct ceilings {
+    double read, peak;
+};
+
+static struct ceilings measure_ceilings(struct numoe_bench *bench, enum numoe_ceiling peak)
+{
+    struct ceilings now;
+
+    now.read = numoe_bench_ceiling(bench, NUMOE_CEILING_READ);
+    now.peak = numoe_bench_ceiling(bench, peak);
+    return now;
+}
+
+/* The measuring itself: turns of repetitions between ceilings. */
+static int measure(struct numoe_bench *bench, struct cell_work *work, enum numoe_ceiling peak,
+                   double ops_per_pair, uint32_t repetitions, struct numoe_bench_cell *cell,
+                   struct numoe_error *error)
+{
+    double reads[MOST_TURNS], peaks[MOST_TURNS], of_read[MOST_TURNS], of_peak[MOST_TURNS];
+    uint32_t turns = repetitions < MOST_TURNS ? repetitions : MOST_TURNS, done = 0;
+    double *ms = calloc(repetitions, 5 * sizeof *ms);
+    double *gbs, *gops, *turn_gbs, *turn_gops;
+    struct ceilings before, after;
+    int rc = 0;
+
+    if (!ms)
+        return numoe_error_set(error, -ENOMEM, "bench", "no room for %" PRIu32 " timings",
+                               repetitions);
+    gbs = ms + repetitions;
+    gops = gbs + repetitions;
+    turn_gbs = gops + repetitions;
+    turn_gops = turn_gbs + repetitions;
+    before = measure_ceilings(bench, peak);
+    for (uint32_t turn = 0; turn < turns; turn++) {
+        uint32_t end = (uint32_t)((uint64_t)repetitions * (turn + 1) / turns), begin = done;
+
+        for (; done < end; done++) {
+            struct numoe_result result;
+            double seconds;
+
+            rc = repeat_once(work, &result, &seconds, error);
+            if (rc)
+                goto out;
+            ms[done] = seconds * 1e3;
+            gbs[done] = (double)result.expert_bytes / seconds * 1e-9;
+            gops[done] = (double)result.pairs * ops_per_pair / seconds * 1e-9;
+            cell->bytes += (double)result.expert_bytes / repetitions;
+            cell->experts_hit += (double)result.experts_hit / repetitions;
+            cell->pairs += (double)result.pairs / repetitions;
+        }
+        after = measure_ceilings(bench, peak);
+        reads[turn] = (before.read + after.read) / 2;
+        peaks[turn] = (before.peak + after.peak) / 2;
+        memcpy(turn_gbs, gbs + begin, (done - begin) * sizeof *gbs);
+        memcpy(turn_gops, gops + begin, (done - begin) * sizeof *gops);
+        of_read[turn] = numoe_bench_quantile(turn_gbs, done - begin, 0.5) / reads[turn];
+        of_peak[turn] = numoe_bench_quantile(turn_gops, done - begin, 0.5) / peaks[turn];
+        before = after;
+    }
+    cell->repetitions = repetitions;
+    cell->ms = numoe_bench_quantile(ms, repetitions, 0.5);
+    cell->ms_min = numoe_bench_quantile(ms, repetitions, 0);
+    cell->ms_p10 = numoe_bench_quantile(ms, repetitions, 0.1);
+    cell->ms_p90 = numoe_bench_quantile(ms, repetitions, 0.9);
+    cell->gbs = numoe_bench_quantile(gbs, repetitions, 0.5);
+    cell->gops = numoe_bench_quantile(gops, repetitions, 0.5);
+    cell->read_gbs = numoe_bench_quantile(reads, turns, 0.5);
+    cell->peak_gops = numoe_bench_quantile(peaks, turns, 0.5);
+    cell->bandwidth_fraction = cell->read_gbs > 0 ? numoe_bench_quantile(of_read, turns, 0.5) : NAN;
+    cell->ops_fraction = cell->peak_gops > 0 ? numoe_bench_quantile(of_peak, turns, 0.5) : NAN;
+out:
+    free(ms);
+    return rc;
+}
+
+int numoe_bench_layer(struct numoe_bench *bench, struct numoe_model *model,
+                      const struct numoe_bench_request *request, struct numoe_bench_cell *cell,
+                      struct numoe_error *error)
+{
+    struct numoe_model_info info = {.size = sizeof info};
+    struct cell_work work = {.model = model, .request = request, .top_k = request->top_k};
+    uint64_t tokens = request->tokens, elements, entries, checked = request->check_tokens;
+    uint32_t repetitions = request->repeat;
+    struct numoe_result result;
+    enum numoe_ceiling peak;
+    double seconds;
+    int rc;
+
+    *cell = (struct numoe_bench_cell){.layer = request->layer, .tokens = tokens, .rel_l2 = NAN};
+    rc = numoe_model_info(model, &info);
+    if (rc)
+        return numoe_error_set(error, rc, "bench", "the model does not describe itself");
+    work.hidden = info.desc.hidden;
+    work.experts = info.desc.experts;
+    work.random.state = request->seed;
+    if (!tokens || !work.top_k || work.top_k > work.experts)
+        return numoe_error_set(error, -EINVAL, "bench",
+                               "%" PRIu64 " tokens with %" PRIu64 " of %" PRIu64
+                               " experts cannot be routed",
+                               tokens, work.top_k, work.experts);
+    if (!numoe_mul_u64(tokens, work.hidden, &elements) || elements > SIZE_MAX / sizeof(float) ||
+        !numoe_mul_u64(tokens, work.top_k, &entries) || entries > SIZE_MAX / sizeof(float))
+        return numoe_error_set(error, -EOVERFLOW, "bench", "%" PRIu64 " tokens overflow", tokens);
+
+    work.x = malloc(elements * sizeof *work.x);
+    work.out = malloc(elements * sizeof *work.out);
+    work.ids = malloc(entries * sizeof *work.ids);
+    work.weights = malloc(entries * sizeof *work.weights);
+    if (!work.x || !work.out || !work.ids || !work.weights) {
+        rc = numoe_error_set(error, -ENOMEM, "bench", "no room for %" PRIu64 " tokens", tokens);
+        goto out;
+    }
+    random_activations(&work.random, work.x, elements);
+
+    /* The first repetition grows the workspace; the second tells how long one takes. */
+    rc = repeat_once(&work, &result, &seconds, error);
+    if (!rc && !repetitions) {
+        rc = repeat_once(&work, &result, &seconds, error);
+        seconds = request->seconds / (seconds > 1e-6 ? seconds : 1e-6);
+        repetitions = (uint32_t)fmax(FEWEST_REPETITIONS, fmin(MOST_REPETITIONS, seconds));
+    }
+    if (rc)
+        goto out;
+    peak = info.desc.arithmetic == NUMOE_EXACT ? NUMOE_CEILING_EXACT : NUMOE_CEILING_INT8;
+    rc = measure(bench, &work, peak, 6 * (double)info.desc.hidden * (double)info.desc.intermediate,
+                 repetitions, cell, error);
+    if (!rc && checked) {
+        struct numoe_bench_outputs outputs = {.layer = request->layer,
+                                              .tokens = tokens,
+                                              .top_k = work.top_k,
+                                              .x = work.x,
+                                              .ids = work.ids,
+                                              .weights = work.weights,
+                                              .out = work.out};
+
+        rc = numoe_bench_check(model, &outputs, checked, &cell->rel_l2, error);
+    }
+out:
+    free(work.x);
+    free(work.out);
+    free(work.ids);
+    free(work.weights);
+    return rc;
+}

@@ -1,0 +1,85 @@
+/* What the system says this process has taken. SPDX-License-Identifier: Apache-2.0 */
+#include "cli_memory.h"
+
+#include <inttypes.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+
+/* "Name:   123 kB" -> bytes. */
+static bool status_line(const char *line, const char *name, uint64_t *bytes)
+{
+    size_t length = strlen(name);
+    uint64_t kilobytes;
+
+    if (strncmp(line, name, length) != 0 || line[length] != ':' ||
+        sscanf(line + length + 1, "%" SCNu64, &kilobytes) != 1)
+        return false;
+    *bytes = kilobytes * 1024;
+    return true;
+}
+
+static bool read_number(const char *path, uint64_t *number)
+{
+    FILE *file = fopen(path, "re");
+    bool read = file && fscanf(file, "%" SCNu64, number) == 1;
+
+    if (file)
+        fclose(file);
+    return read;
+}
+
+/*
+ * The cgroup's own record of its peak: memory.peak of version 2, memory.max_usage_in_bytes of
+ * version 1. In a container the path that /proc names may not be visible; its files then stand at
+ * the mount point.
+ */
+static uint64_t cgroup_peak(void)
+{
+    FILE *file = fopen("/proc/self/cgroup", "re");
+    char line[1024], path[1400];
+    uint64_t peak = 0;
+
+    if (!file)
+        return 0;
+    while (!peak && fgets(line, sizeof line, file)) {
+        const char *mount = NULL, *name = NULL, *group;
+
+        line[strcspn(line, "\n")] = 0;
+        if (!strncmp(line, "0::", 3)) {
+            mount = "/sys/fs/cgroup";
+            name = "memory.peak";
+        } else if (strstr(line, ":memory:")) {
+            mount = "/sys/fs/cgroup/memory";
+            name = "memory.max_usage_in_bytes";
+        }
+        group = strrchr(line, ':');
+        if (!mount || !group)
+            continue;
+        snprintf(path, sizeof path, "%s%s/%s", mount, group + 1, name);
+        if (read_number(path, &peak))
+            break;
+        snprintf(path, sizeof path, "%s/%s", mount, name);
+        read_number(path, &peak);
+    }
+    fclose(file);
+    return peak;
+}
+
+void cli_memory_read(struct cli_memory *memory)
+{
+    FILE *file = fopen("/proc/self/status", "re");
+    uint64_t anonymous = 0, hugetlb = 0, peak = 0;
+    char line[256];
+
+    while (file && fgets(line, sizeof line, file)) {
+        if (!status_line(line, "RssAnon", &anonymous) &&
+            !status_line(line, "HugetlbPages", &hugetlb))
+            status_line(line, "VmHWM", &peak);
+    }
+    if (file)
+        fclose(file);
+    memory->anonymous_bytes = anonymous + hugetlb;
+    memory->peak_bytes = peak ? peak + hugetlb : 0;
+    memory->cgroup_peak_bytes = cgroup_peak();
+}

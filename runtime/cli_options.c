@@ -1,0 +1,375 @@
+/* Options of the numoe command. SPDX-License-Identifier: Apache-2.0 */
+#include "cli_options.h"
+
+#include "base/checked.h"
+#include "cli_output.h"
+
+#include <errno.h>
+#include <getopt.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+const char cli_exit_help[] = "Exit status:\n"
+                             "  0  done\n"
+                             "  1  failed for a reason not listed here\n"
+                             "  2  the command line is wrong\n"
+                             "  3  does not fit: memory of a node, or room on the disk, is short\n"
+                             "  4  a file, checkpoint or topology is missing, damaged or unknown\n"
+                             "  5  results differ from the reference by more than the limit\n";
+
+struct option_text {
+    const char *name;
+    const char *argument; /* NULL: a switch */
+    const char *help;     /* lines separated by \n */
+};
+
+static const struct option_text option_texts[] = {
+    [CLI_ARITHMETIC] = {"arithmetic", "fast|exact",
+                        "int8 activations, or bf16 with exact weights (default: fast)"},
+    [CLI_ARITHMETICS] = {"arithmetic", "LIST",
+                         "fast (int8 activations), exact (bf16, exact weights) or both, as in\n"
+                         "fast,exact (default: fast)"},
+    [CLI_CPUS] = {"cpus", "LIST", "pin workers to these CPUs only, as in 0,2,8-15"},
+    [CLI_EXPERTS] = {"experts", "N", "routed experts in a layer (default: the model's)"},
+    [CLI_ISA] = {"isa", "NAME",
+                 "instructions to use: ref, avx2, avx512 or avx512vnni\n"
+                 "(default: NUMOE_ISA of the environment, else the best here)"},
+    [CLI_ISAS] = {"isa", "LIST",
+                  "instructions to use, one or several of ref, avx2, avx512, avx512vnni\n"
+                  "(default: NUMOE_ISA of the environment, else the best here)"},
+    [CLI_JSON] = {"json", NULL, "print JSON instead of text"},
+    [CLI_KEEP_FREE] = {"keep-free", "SIZE",
+                       "leave this much memory of each node free, as in 2GiB or 500MB"},
+    [CLI_LAYERS] = {"layers", "N", "MoE layers (default: the model's)"},
+    [CLI_MODEL] = {"model", "NAME", "a model by name; numoe --help lists them"},
+    [CLI_NODES] = {"nodes", "LIST", "use these memory nodes only, as in 0,2,8-15"},
+    [CLI_REPEAT] = {"repeat", "N", "repetitions of each measurement (default: by time)"},
+    [CLI_SEED] = {"seed", "N", "seed of everything random (default: 1)"},
+    [CLI_SMT] = {"smt", NULL, "also use the second hardware threads of cores"},
+    [CLI_TOKENS] = {"tokens", "LIST", "batch sizes to measure, as in 1,16,256"},
+    [CLI_TOPOLOGY] = {"topology", "WHAT",
+                      "another machine: an hwloc XML file, or a synthetic string such as\n"
+                      "'pack:2 l3:16 [numa(memory=16GB)] core:4 pu:2' (default: this one)"},
+    [CLI_WORKERS] = {"workers", "N", "worker threads (default: one for each core allowed)"},
+};
+
+enum { OPTION_COUNT = sizeof option_texts / sizeof option_texts[0], HELP_COLUMN = 26 };
+
+/* Digits and nothing else, within 64 bits. end: where the digits stop, or NULL: at the end. */
+static bool parse_number(const char *text, uint64_t *value, const char **end)
+{
+    uint64_t sum = 0;
+    const char *p = text;
+
+    for (; *p >= '0' && *p <= '9'; p++) {
+        if (!numoe_mul_u64(sum, 10, &sum) || !numoe_add_u64(sum, (uint64_t)(*p - '0'), &sum))
+            return false;
+    }
+    if (p == text || (!end && *p))
+        return false;
+    if (end)
+        *end = p;
+    *value = sum;
+    return true;
+}
+
+static bool list_append(struct cli_list *list, uint32_t *room, uint32_t value)
+{
+    if (list->count == *room) {
+        uint32_t more = *room ? *room * 2 : 16;
+        uint32_t *values = realloc(list->values, more * sizeof *values);
+
+        if (!values)
+            return false;
+        list->values = values;
+        *room = more;
+    }
+    list->values[list->count++] = value;
+    return true;
+}
+
+int cli_parse_list(const char *text, struct cli_list *list, struct numoe_error *error)
+{
+    struct cli_list made = {NULL, 0};
+    uint32_t room = 0;
+    const char *p = text;
+
+    for (;;) {
+        uint64_t first, last;
+
+        if (!parse_number(p, &first, &p))
+            goto malformed;
+        last = first;
+        if (*p == '-' && !parse_number(p + 1, &last, &p))
+            goto malformed;
+        if (first > last || last >= UINT32_MAX)
+            goto malformed;
+        if (last - first >= CLI_MAX_LIST - made.count) {
+            free(made.values);
+            return numoe_error_set(error, -EINVAL, NULL, "\"%s\" lists more than %d numbers", text,
+                                   CLI_MAX_LIST);
+        }
+        for (uint64_t value = first; value <= last; value++) {
+            if (!list_append(&made, &room, (uint32_t)value)) {
+                free(made.values);
+                return numoe_error_set(error, -ENOMEM, NULL, "out of memory");
+            }
+        }
+        if (!*p)
+            break;
+        if (*p++ != ',')
+            goto malformed;
+    }
+    free(list->values);
+    *list = made;
+    return 0;
+malformed:
+    free(made.values);
+    return numoe_error_set(error, -EINVAL, NULL,
+                           "\"%s\" is not a list of numbers and ranges such as 0,2,5-9", text);
+}
+
+int cli_parse_size(const char *text, uint64_t *bytes, struct numoe_error *error)
+{
+    static const char prefixes[] = "KMGT";
+    const char *p, *prefix;
+    uint64_t value, unit = 1, base = 1024;
+
+    if (!parse_number(text, &value, &p))
+        goto malformed;
+    if (*p && *p != 'B') {
+        prefix = strchr(prefixes, *p++);
+        if (!prefix)
+            goto malformed;
+        if (!strcmp(p, "B"))
+            base = 1000;
+        else if (*p && strcmp(p, "iB") != 0)
+            goto malformed;
+        for (int i = 0; i <= prefix - prefixes; i++)
+            unit *= base;
+    } else if (*p && p[1]) {
+        goto malformed;
+    }
+    if (!numoe_mul_u64(value, unit, bytes))
+        return numoe_error_set(error, -EINVAL, NULL, "\"%s\" is more than 64 bits hold", text);
+    return 0;
+malformed:
+    return numoe_error_set(error, -EINVAL, NULL,
+                           "\"%s\" is not a size such as 4096, 512M, 16GiB or 16GB", text);
+}
+
+/* A count of at least 1 and at most `most`. */
+static int parse_count(const char *text, uint64_t most, uint64_t *value, struct numoe_error *error)
+{
+    uint64_t number;
+
+    if (!parse_number(text, &number, NULL) || number < 1 || number > most)
+        return numoe_error_set(error, -EINVAL, NULL, "\"%s\" is not a number from 1 to %" PRIu64,
+                               text, most);
+    *value = number;
+    return 0;
+}
+
+static int parse_arithmetics(const char *text, bool several, struct cli_values *values,
+                             struct numoe_error *error)
+{
+    const char *p = text;
+
+    values->arithmetic_count = 0;
+    do {
+        size_t length = strcspn(p, ",");
+        enum numoe_arithmetic one;
+
+        if (length == 4 && !strncmp(p, "fast", 4))
+            one = NUMOE_FAST;
+        else if (length == 5 && !strncmp(p, "exact", 5))
+            one = NUMOE_EXACT;
+        else
+            goto malformed;
+        if (values->arithmetic_count == (several ? 2 : 1) ||
+            (values->arithmetic_count && values->arithmetics[0] == one))
+            goto malformed;
+        values->arithmetics[values->arithmetic_count++] = one;
+        p += length;
+    } while (*p++);
+    return 0;
+malformed:
+    return numoe_error_set(error, -EINVAL, NULL, "\"%s\" is neither fast nor exact%s", text,
+                           several ? " nor fast,exact" : "");
+}
+
+/* Names are cut apart here; whether one is known, and runs here, is for the library to say. */
+static int parse_isas(const char *text, bool several, struct cli_values *values,
+                      struct numoe_error *error)
+{
+    char *save = NULL;
+
+    free(values->isa_text);
+    values->isa_count = 0;
+    values->isa_text = strdup(text);
+    if (!values->isa_text)
+        return numoe_error_set(error, -ENOMEM, NULL, "out of memory");
+    for (char *name = strtok_r(values->isa_text, ",", &save); name;
+         name = strtok_r(NULL, ",", &save)) {
+        if (values->isa_count == (several ? CLI_MAX_ISAS : 1))
+            return numoe_error_set(error, -EINVAL, NULL, "\"%s\" names more than %d", text,
+                                   several ? CLI_MAX_ISAS : 1);
+        values->isas[values->isa_count++] = name;
+    }
+    if (!values->isa_count)
+        return numoe_error_set(error, -EINVAL, NULL, "a name is missing");
+    return 0;
+}
+
+static int set_option(enum cli_option option, const char *text, struct cli_values *values,
+                      struct numoe_error *error)
+{
+    uint64_t number = 0;
+    int rc = 0;
+
+    switch (option) {
+    case CLI_ARITHMETIC:
+    case CLI_ARITHMETICS:
+        return parse_arithmetics(text, option == CLI_ARITHMETICS, values, error);
+    case CLI_CPUS:
+        return cli_parse_list(text, &values->cpus, error);
+    case CLI_EXPERTS:
+        return parse_count(text, UINT32_MAX, &values->experts, error);
+    case CLI_ISA:
+    case CLI_ISAS:
+        return parse_isas(text, option == CLI_ISAS, values, error);
+    case CLI_JSON:
+        values->json = true;
+        return 0;
+    case CLI_KEEP_FREE:
+        return cli_parse_size(text, &values->keep_free_bytes, error);
+    case CLI_LAYERS:
+        return parse_count(text, UINT32_MAX, &values->layers, error);
+    case CLI_MODEL:
+        values->model = text;
+        return 0;
+    case CLI_NODES:
+        return cli_parse_list(text, &values->nodes, error);
+    case CLI_REPEAT:
+        rc = parse_count(text, 1000000, &number, error);
+        values->repeat = (uint32_t)number;
+        return rc;
+    case CLI_SEED:
+        if (!parse_number(text, &values->seed, NULL))
+            return numoe_error_set(error, -EINVAL, NULL, "\"%s\" is not a number of 64 bits", text);
+        values->seed_given = true;
+        return 0;
+    case CLI_SMT:
+        values->smt = true;
+        return 0;
+    case CLI_TOKENS:
+        rc = cli_parse_list(text, &values->tokens, error);
+        for (uint32_t i = 0; !rc && i < values->tokens.count; i++) {
+            if (values->tokens.values[i] < 1 || values->tokens.values[i] > 1 << 20)
+                rc = numoe_error_set(error, -EINVAL, NULL,
+                                     "%" PRIu32 " is not a batch of 1 to %d tokens",
+                                     values->tokens.values[i], 1 << 20);
+        }
+        return rc;
+    case CLI_TOPOLOGY:
+        values->topology = text;
+        return 0;
+    case CLI_WORKERS:
+        rc = parse_count(text, UINT32_MAX - 1, &number, error);
+        values->workers = (uint32_t)number;
+        return rc;
+    case CLI_END:
+        break;
+    }
+    return numoe_error_set(error, -EINVAL, NULL, "not an option");
+}
+
+static void print_option(const char *name, const char *argument, const char *help)
+{
+    int column = printf("  --%s%s%s", name, argument ? " " : "", argument ? argument : "");
+
+    if (column > HELP_COLUMN - 2) {
+        putchar('\n');
+        column = 0;
+    }
+    printf("%*s", HELP_COLUMN - column, "");
+    for (const char *p = help; *p; p++) {
+        putchar(*p);
+        if (*p == '\n')
+            printf("%*s", HELP_COLUMN, "");
+    }
+    putchar('\n');
+}
+
+static void print_help(const struct cli_verb *verb)
+{
+    printf("Usage: numoe %s%s%s%s\n\n%s\nOptions:\n", verb->name,
+           verb->options[0] ? " [OPTION]..." : "", *verb->arguments ? " " : "", verb->arguments,
+           verb->description);
+    for (const enum cli_option *option = verb->options; *option; option++)
+        print_option(option_texts[*option].name, option_texts[*option].argument,
+                     option_texts[*option].help);
+    print_option("help", NULL, "print this and do nothing else");
+    printf("\n%s", cli_exit_help);
+}
+
+int cli_parse(const struct cli_verb *verb, int argc, char **argv, struct cli_values *values)
+{
+    struct option options[OPTION_COUNT + 2] = {{0}};
+    struct numoe_error error = NUMOE_ERROR_INIT;
+    int count = 0, found, help = OPTION_COUNT;
+
+    memset(values, 0, sizeof *values);
+    values->seed = 1;
+    for (const enum cli_option *option = verb->options; *option; option++)
+        options[count++] = (struct option){
+            option_texts[*option].name,
+            option_texts[*option].argument ? required_argument : no_argument, NULL, (int)*option};
+    options[count] = (struct option){"help", no_argument, NULL, help};
+
+    opterr = 0;
+    optind = 1;
+    while ((found = getopt_long(argc, argv, ":h", options, NULL)) != -1) {
+        /* With a value missing or refused by getopt, the word just before optind is to blame. */
+        const char *word = argv[optind - 1];
+
+        if (found == help || found == 'h') {
+            print_help(verb);
+            return cli_flush(CLI_OK);
+        }
+        if (found == '?' || found == ':') {
+            cli_error(verb->name,
+                      found == ':' ? "option %s needs a value; see numoe %s --help"
+                                   : "option %s is not known; see numoe %s --help",
+                      word, verb->name);
+            return CLI_USAGE;
+        }
+        if (set_option((enum cli_option)found, optarg, values, &error)) {
+            cli_error(verb->name, "--%s: %s", option_texts[found].name, error.message);
+            return error.code == -ENOMEM ? CLI_FAILURE : CLI_USAGE;
+        }
+    }
+    if (verb->directory != CLI_DIRECTORY_NONE && optind < argc)
+        values->directory = argv[optind++];
+    if (verb->directory == CLI_DIRECTORY_REQUIRED && !values->directory) {
+        cli_error(verb->name, "a directory is missing; see numoe %s --help", verb->name);
+        return CLI_USAGE;
+    }
+    if (optind < argc) {
+        cli_error(verb->name, "\"%s\" is one argument too many; see numoe %s --help", argv[optind],
+                  verb->name);
+        return CLI_USAGE;
+    }
+    return -1;
+}
+
+void cli_values_free(struct cli_values *values)
+{
+    free(values->cpus.values);
+    free(values->nodes.values);
+    free(values->tokens.values);
+    free(values->isa_text);
+    memset(values, 0, sizeof *values);
+}

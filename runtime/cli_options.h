@@ -1,0 +1,97 @@
+/*
+ * cli_options.h - what the verbs of the numoe command share: options and their help, exit codes.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#ifndef NUMOE_CLI_OPTIONS_H
+#define NUMOE_CLI_OPTIONS_H
+
+#include "base/numoe_base.h"
+#include "base/numoe_types.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+enum cli_exit {
+    CLI_OK = 0,
+    CLI_FAILURE = 1,     /* anything that has no code of its own */
+    CLI_USAGE = 2,       /* the command line is wrong */
+    CLI_NO_ROOM = 3,     /* memory, or the disk for synth, is too small */
+    CLI_BAD_INPUT = 4,   /* a file, checkpoint or topology is missing, damaged or not known */
+    CLI_CHECK_FAILED = 5 /* results differ from the reference by more than the limit */
+};
+
+/* Options by the names they have on the command line; what each means is in cli_options.c. */
+enum cli_option {
+    CLI_END,
+    CLI_ARITHMETIC,
+    CLI_ARITHMETICS,
+    CLI_CPUS,
+    CLI_EXPERTS,
+    CLI_ISA,
+    CLI_ISAS,
+    CLI_JSON,
+    CLI_KEEP_FREE,
+    CLI_LAYERS,
+    CLI_MODEL,
+    CLI_NODES,
+    CLI_REPEAT,
+    CLI_SEED,
+    CLI_SMT,
+    CLI_TOKENS,
+    CLI_TOPOLOGY,
+    CLI_WORKERS
+};
+
+enum { CLI_MAX_ISAS = 8, CLI_MAX_LIST = 65536 };
+
+struct cli_list {
+    uint32_t *values;
+    uint32_t count;
+};
+
+/* What the command line says; zero or NULL where it says nothing. */
+struct cli_values {
+    const char *directory, *model, *topology;
+    struct cli_list cpus, nodes, tokens;
+    uint64_t experts, layers, keep_free_bytes, seed;
+    uint32_t repeat, workers;
+    bool json, smt;
+    bool seed_given;
+    char *isa_text; /* holds what isas point to */
+    const char *isas[CLI_MAX_ISAS];
+    uint32_t isa_count;
+    enum numoe_arithmetic arithmetics[2];
+    uint32_t arithmetic_count;
+};
+
+enum cli_directory { CLI_DIRECTORY_NONE, CLI_DIRECTORY_OPTIONAL, CLI_DIRECTORY_REQUIRED };
+
+struct cli_verb {
+    const char *name;
+    const char *arguments;   /* for the usage line, after the options */
+    const char *summary;     /* one line of numoe --help */
+    const char *description; /* paragraphs of numoe VERB --help, ending in a newline */
+    enum cli_directory directory;
+    const enum cli_option *options;              /* in the order of the help, up to CLI_END */
+    int (*run)(const struct cli_values *values); /* returns an exit code */
+};
+
+extern const struct cli_verb cli_topo, cli_plan, cli_synth, cli_run, cli_bench, cli_version;
+
+/*
+ * Read the arguments of a verb. Returns -1 to go on, or the exit code when help was printed or the
+ * arguments were refused. values are to be freed in every case.
+ */
+int cli_parse(const struct cli_verb *verb, int argc, char **argv, struct cli_values *values);
+void cli_values_free(struct cli_values *values);
+
+/* "0,2,5-9": distinct or not, in the order given. Returns 0, -EINVAL or -ENOMEM with error. */
+int cli_parse_list(const char *text, struct cli_list *list, struct numoe_error *error);
+/* "4096", "512M", "16GiB" (binary), "16GB" (decimal). Returns 0 or -EINVAL with error. */
+int cli_parse_size(const char *text, uint64_t *bytes, struct numoe_error *error);
+
+/* The table of exit codes, as --help shows it. */
+extern const char cli_exit_help[];
+
+#endif

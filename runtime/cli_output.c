@@ -1,0 +1,190 @@
+/* How the numoe command speaks. SPDX-License-Identifier: Apache-2.0 */
+#include "cli_output.h"
+
+#include "cli_options.h"
+#include "families.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <jansson.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+static bool line_open; /* a progress line stands on the terminal */
+
+void cli_progress_end(void)
+{
+    if (line_open)
+        fputs("\r\033[K", stderr);
+    line_open = false;
+}
+
+void cli_progress(const char *format, ...)
+{
+    va_list args;
+
+    if (!isatty(STDERR_FILENO))
+        return;
+    fputs("\r\033[K", stderr);
+    line_open = true;
+    va_start(args, format);
+    vfprintf(stderr, format, args);
+    va_end(args);
+    fflush(stderr);
+}
+
+int cli_progress_load(void *user, const struct numoe_load_progress *progress)
+{
+    double seconds = progress->seconds > 1e-3 ? progress->seconds : 1e-3;
+    double rate = (double)progress->bytes_done / seconds;
+    double left = rate > 0 ? (double)(progress->bytes_total - progress->bytes_done) / rate : 0;
+
+    (void)user;
+    cli_progress("loading %.2f of %.2f GB, %.2f GB/s, %.0f s left",
+                 (double)progress->bytes_done / 1e9, (double)progress->bytes_total / 1e9,
+                 rate / 1e9, left);
+    return 0;
+}
+
+void cli_error(const char *where, const char *format, ...)
+{
+    va_list args;
+
+    cli_progress_end();
+    fprintf(stderr, "numoe: %s%s", where ? where : "", where && *where ? ": " : "");
+    va_start(args, format);
+    vfprintf(stderr, format, args);
+    va_end(args);
+    fputc('\n', stderr);
+}
+
+static int exit_code(enum cli_stage stage, int code)
+{
+    switch (code) {
+    case 0:
+        return CLI_OK;
+    case -ENOSPC:
+    case -ENOMEM:
+        return CLI_NO_ROOM;
+    case -EBADMSG:
+    case -ENOENT:
+    case -ENOTDIR:
+        return CLI_BAD_INPUT;
+    case -EINVAL:
+    case -E2BIG:
+    case -EDOM:
+    case -EOVERFLOW:
+    case -EISDIR:
+    case -EACCES:
+    case -ENOTSUP:
+        if (stage == CLI_STAGE_INPUT)
+            return CLI_BAD_INPUT;
+        return stage == CLI_STAGE_OPTIONS && (code == -EINVAL || code == -EOVERFLOW) ? CLI_USAGE
+                                                                                     : CLI_FAILURE;
+    default:
+        return CLI_FAILURE;
+    }
+}
+
+int cli_report(const char *verb, enum cli_stage stage, const struct numoe_error *error)
+{
+    if (*error->message)
+        cli_error(*error->where ? error->where : verb, "%s", error->message);
+    else
+        cli_error(*error->where ? error->where : verb, "%s", strerror(-error->code));
+    return exit_code(stage, error->code);
+}
+
+int cli_flush(int code)
+{
+    if (fflush(stdout) || ferror(stdout)) {
+        cli_error("stdout", "the answer could not be written: %s", strerror(errno));
+        return code == CLI_OK ? CLI_FAILURE : code;
+    }
+    return code;
+}
+
+static void log_message(void *user, enum numoe_log_level level, const char *message)
+{
+    (void)user;
+    if (level == NUMOE_LOG_ERROR)
+        cli_error(NULL, "%s", message);
+    else if (level == NUMOE_LOG_WARNING)
+        cli_error("warning", "%s", message);
+}
+
+struct numoe_log cli_log(void)
+{
+    return (struct numoe_log){log_message, NULL};
+}
+
+int cli_open(const char *verb, const struct cli_values *values, const char *isa,
+             struct numoe **context)
+{
+    struct numoe_options options = NUMOE_OPTIONS_INIT;
+    struct numoe_error error = NUMOE_ERROR_INIT;
+
+    options.topology = values->topology;
+    options.workers = values->workers;
+    options.nodes = values->nodes.values;
+    options.node_count = values->nodes.count;
+    options.cpus = values->cpus.values;
+    options.cpu_count = values->cpus.count;
+    options.keep_free_bytes = values->keep_free_bytes;
+    options.isa = isa;
+    options.log = cli_log();
+    if (numoe_open(&options, context, &error) == 0)
+        return CLI_OK;
+    return cli_report(verb, CLI_STAGE_OPTIONS, &error);
+}
+
+int cli_model_by_name(const char *verb, const struct cli_values *values, const char *name,
+                      struct numoe_model_desc *desc)
+{
+    struct numoe_error error = NUMOE_ERROR_INIT;
+
+    *desc = (struct numoe_model_desc)NUMOE_MODEL_DESC_INIT;
+    if (numoe_model_by_name(name, desc, &error)) {
+        cli_report(verb, CLI_STAGE_OPTIONS, &error);
+        return CLI_USAGE;
+    }
+    if (values->layers)
+        desc->layers = values->layers;
+    if (values->experts)
+        desc->experts = values->experts;
+    if (desc->experts_per_token > desc->experts)
+        desc->experts_per_token = desc->experts;
+    return CLI_OK;
+}
+
+int cli_print_json(json_t *object)
+{
+    int rc;
+
+    if (!object) {
+        cli_error("json", "out of memory");
+        return CLI_FAILURE;
+    }
+    rc = json_dumpf(object, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(9));
+    json_decref(object);
+    putchar('\n');
+    return cli_flush(rc ? CLI_FAILURE : CLI_OK);
+}
+
+json_t *cli_json_number(double value)
+{
+    return isfinite(value) ? json_real(value) : json_null();
+}
+
+const char *cli_arithmetic_name(enum numoe_arithmetic arithmetic)
+{
+    return arithmetic == NUMOE_EXACT ? "exact" : "fast";
+}
+
+double cli_error_limit(enum numoe_arithmetic arithmetic)
+{
+    return arithmetic == NUMOE_EXACT ? 2.5e-3 : 1.25e-2;
+}

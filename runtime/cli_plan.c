@@ -1,0 +1,110 @@
+/* numoe plan. SPDX-License-Identifier: Apache-2.0 */
+#include "checkpoint.h"
+#include "cli_options.h"
+#include "cli_output.h"
+#include "numoe_kernels.h"
+#include "numoe_topo.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+
+/* What the model is, from its name or its files. */
+static int describe(const struct cli_values *values, struct numoe_model_desc *desc)
+{
+    struct numoe_error error = NUMOE_ERROR_INIT;
+    struct numoe_checkpoint *checkpoint;
+    struct numoe_log log = cli_log();
+
+    if (!values->model == !values->directory) {
+        cli_error("plan", "either --model or a directory is needed; see numoe plan --help");
+        return CLI_USAGE;
+    }
+    if (values->model)
+        return cli_model_by_name("plan", values, values->model, desc);
+    if (values->experts) {
+        cli_error("plan", "--experts goes with --model: a checkpoint has the experts it has");
+        return CLI_USAGE;
+    }
+    if (numoe_checkpoint_open(values->directory, &log, &checkpoint, &error))
+        return cli_report(values->directory, CLI_STAGE_INPUT, &error);
+    *desc = *numoe_checkpoint_desc(checkpoint);
+    numoe_checkpoint_close(checkpoint);
+    if (values->layers)
+        desc->layers = values->layers;
+    return CLI_OK;
+}
+
+static int run(const struct cli_values *values)
+{
+    struct numoe_plan_request request = NUMOE_PLAN_REQUEST_INIT;
+    struct numoe_error error = NUMOE_ERROR_INIT;
+    struct numoe_machine *machine = NULL;
+    struct numoe_plan *plan = NULL;
+    struct numoe_slice_shape shape;
+    struct numoe_model_desc desc;
+    int code, rc = 0;
+
+    code = describe(values, &desc);
+    if (code)
+        return code;
+    if (numoe_slice_shape_init(&shape, desc.hidden, desc.bias)) {
+        cli_error("plan", "the sizes of a model with hidden width %" PRIu64 " overflow",
+                  desc.hidden);
+        return values->model ? CLI_FAILURE : CLI_BAD_INPUT;
+    }
+    request.shape.layers = desc.layers;
+    request.shape.experts = desc.experts;
+    request.shape.slices = desc.intermediate / NUMOE_TILE + !!(desc.intermediate % NUMOE_TILE);
+    request.shape.slice_bytes = shape.bytes;
+    request.shape.hidden = desc.hidden;
+    request.shape.experts_per_token = desc.experts_per_token;
+    request.shape.expert_bytes = desc.bias ? shape.hidden_tiles * NUMOE_TILE * sizeof(float) : 0;
+    request.workers = values->workers;
+    request.nodes = values->nodes.values;
+    request.node_count = values->nodes.count;
+    request.cpus = values->cpus.values;
+    request.cpu_count = values->cpus.count;
+    request.smt = values->smt;
+    request.keep_free_bytes = values->keep_free_bytes;
+
+    if (numoe_machine_load(values->topology, &machine, &error))
+        return cli_report("plan", CLI_STAGE_INPUT, &error);
+    if (numoe_plan_create(machine, &request, &plan, &error)) {
+        code = cli_report("plan", CLI_STAGE_OPTIONS, &error);
+        goto free_machine;
+    }
+    if (values->json) {
+        rc = numoe_plan_print_json(plan, stdout);
+    } else {
+        uint64_t expert = request.shape.slices * shape.bytes + request.shape.expert_bytes;
+
+        printf("%s: %" PRIu64 " MoE layers of %" PRIu64 " experts, %" PRIu64 " a token; hidden "
+               "%" PRIu64 ", intermediate %" PRIu64 "; %.2f MB an expert, %.2f GB in all\n\n",
+               values->model ? values->model : values->directory, desc.layers, desc.experts,
+               desc.experts_per_token, desc.hidden, desc.intermediate, (double)expert / 1e6,
+               (double)expert * (double)desc.layers * (double)desc.experts / 1e9);
+        numoe_plan_print(plan, stdout);
+    }
+    code = cli_flush(rc ? CLI_FAILURE : CLI_OK);
+    numoe_plan_free(plan);
+free_machine:
+    numoe_machine_free(machine);
+    return code;
+}
+
+static const enum cli_option options[] = {CLI_MODEL,     CLI_LAYERS, CLI_EXPERTS, CLI_TOPOLOGY,
+                                          CLI_WORKERS,   CLI_NODES,  CLI_CPUS,    CLI_SMT,
+                                          CLI_KEEP_FREE, CLI_JSON,   CLI_END};
+
+const struct cli_verb cli_plan = {
+    .name = "plan",
+    .arguments = "--model NAME | DIR",
+    .summary = "say what would go where, and whether it fits, without loading anything",
+    .description =
+        "Plan a model, named or found in the checkpoint directory DIR, on this machine or\n"
+        "another: what each memory node would hold, which CPUs would work, and why. Nothing\n"
+        "is allocated and no weight is read.\n",
+    .directory = CLI_DIRECTORY_OPTIONAL,
+    .options = options,
+    .run = run,
+};

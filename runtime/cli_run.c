@@ -1,0 +1,283 @@
+/* numoe run. SPDX-License-Identifier: Apache-2.0 */
+#include "bench.h"
+#include "cli_memory.h"
+#include "cli_options.h"
+#include "cli_output.h"
+
+#include <inttypes.h>
+#include <jansson.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const uint32_t default_tokens[] = {1, 16};
+
+enum { DEFAULT_TOKEN_COUNT = sizeof default_tokens / sizeof default_tokens[0] };
+
+/* All that a run found out. */
+struct report {
+    struct numoe_model_info info;
+    const struct numoe_machine *machine;
+    struct numoe_node_info *nodes;
+    struct cli_memory memory; /* after loading, before anything else was allocated */
+    struct numoe_bench_cell *cells;
+    uint64_t cell_count;
+    double limit, worst; /* relative L2 */
+};
+
+static int measure(struct numoe *context, struct numoe_model *model,
+                   const struct cli_values *values, struct report *report)
+{
+    struct numoe_error error = NUMOE_ERROR_INIT;
+    const uint32_t *tokens = values->tokens.count ? values->tokens.values : default_tokens;
+    uint64_t kinds = values->tokens.count ? values->tokens.count : DEFAULT_TOKEN_COUNT;
+    uint64_t layers = report->info.desc.layers;
+    struct numoe_bench *bench;
+    int code = CLI_OK;
+
+    report->cells = calloc(layers * kinds, sizeof *report->cells);
+    if (!report->cells) {
+        cli_error("run", "no room for the results of %" PRIu64 " layers", layers);
+        return CLI_NO_ROOM;
+    }
+    cli_progress("measuring the machine");
+    if (numoe_bench_create(context, numoe_model_kernels(model)->isa, &bench, &error))
+        return cli_report("run", CLI_STAGE_WORK, &error);
+    for (uint64_t i = 0; i < layers * kinds; i++) {
+        struct numoe_bench_request request = {
+            .layer = i / kinds,
+            .tokens = tokens[i % kinds],
+            .top_k = report->info.desc.experts_per_token,
+            .seed = values->seed + i,
+            .repeat = values->repeat,
+            .seconds = 0.3,
+            .check_tokens = 2,
+        };
+
+        cli_progress("layer %" PRIu64 " of %" PRIu64 ", %" PRIu64 " tokens", request.layer + 1,
+                     layers, request.tokens);
+        if (numoe_bench_layer(bench, model, &request, &report->cells[i], &error)) {
+            code = cli_report("run", CLI_STAGE_WORK, &error);
+            break;
+        }
+        report->cell_count++;
+        if (!(report->cells[i].rel_l2 <= report->worst))
+            report->worst = report->cells[i].rel_l2;
+    }
+    numoe_bench_destroy(bench);
+    cli_progress_end();
+    return code;
+}
+
+static void print_cells(const struct report *report)
+{
+    double least = INFINITY, most = 0;
+
+    printf("\nlayer  tokens        ms   (p10 - p90)       experts hit  GB read    GB/s  "
+           "of read bw   rel. L2\n");
+    for (uint64_t i = 0; i < report->cell_count; i++) {
+        const struct numoe_bench_cell *cell = &report->cells[i];
+
+        printf("%5" PRIu64 " %7" PRIu64 " %9.3f   (%.3f - %.3f)%*s %6.1f  %8.4f %7.1f  %10.3f  "
+               "%8.2e%s\n",
+               cell->layer, cell->tokens, cell->ms, cell->ms_p10, cell->ms_p90,
+               17 - snprintf(NULL, 0, "(%.3f - %.3f)", cell->ms_p10, cell->ms_p90), "",
+               cell->experts_hit, cell->bytes / 1e9, cell->gbs, cell->bandwidth_fraction,
+               cell->rel_l2, cell->rel_l2 <= report->limit ? "" : "  WRONG");
+        least = fmin(least, cell->read_gbs);
+        most = fmax(most, cell->read_gbs);
+    }
+    printf("\nread bandwidth of this machine, measured in turns with the rows: %.1f to %.1f GB/s\n",
+           least, most);
+    printf("check against float64: largest relative L2 %.2e, limit %.2e (%s): %s\n", report->worst,
+           report->limit, cli_arithmetic_name(report->info.desc.arithmetic),
+           report->worst <= report->limit ? "passed" : "FAILED");
+}
+
+static void print_of_disk(const char *what, uint64_t bytes, uint64_t disk)
+{
+    printf("  %-34s %9.4f GB", what, (double)bytes / 1e9);
+    if (disk)
+        printf("   %.3f of disk", (double)bytes / (double)disk);
+    putchar('\n');
+}
+
+static void print_memory(const struct report *report)
+{
+    const struct numoe_model_info *info = &report->info;
+
+    printf("\nmemory after loading\n");
+    print_of_disk("experts on disk", info->checkpoint_bytes, 0);
+    print_of_disk("experts in memory", info->resident_bytes, info->checkpoint_bytes);
+    if (report->memory.anonymous_bytes)
+        print_of_disk("this process, all anonymous pages", report->memory.anonymous_bytes,
+                      info->checkpoint_bytes);
+    if (report->memory.peak_bytes)
+        print_of_disk("its peak, all pages", report->memory.peak_bytes, info->checkpoint_bytes);
+    if (report->memory.cgroup_peak_bytes)
+        print_of_disk("peak of its whole cgroup", report->memory.cgroup_peak_bytes,
+                      info->checkpoint_bytes);
+
+    printf("\n node  workers   capacity GB  experts GB  2 MiB pages  on the node  bound\n");
+    for (uint32_t n = 0; n < info->node_count; n++) {
+        const struct numoe_node_info *node = &report->nodes[n];
+        double planned = node->planned_bytes ? (double)node->planned_bytes : 1;
+
+        printf("%5" PRIu32 " %8" PRIu32 " %13.3f %11.4f %11.0f %%", node->os_index, node->workers,
+               (double)node->capacity_bytes / 1e9, (double)node->planned_bytes / 1e9,
+               100 * fmin(1, (double)node->huge_bytes / planned));
+        if (node->checked_bytes)
+            printf(" %10.0f %%", 100 * (double)node->placed_bytes / (double)node->checked_bytes);
+        else
+            printf(" %12s", "not known");
+        printf("  %s\n", node->bound ? "yes" : "no");
+    }
+}
+
+static void print_text(const char *directory, const struct report *report)
+{
+    const struct numoe_model_info *info = &report->info;
+    double seconds = info->load_seconds > 0 ? info->load_seconds : 1e-9;
+
+    printf("%s: %s, %" PRIu64 " MoE layers of %" PRIu64 " experts, %" PRIu64
+           " a token, hidden %" PRIu64 ", intermediate %" PRIu64 "\n",
+           directory, info->family, info->desc.layers, info->desc.experts,
+           info->desc.experts_per_token, info->desc.hidden, info->desc.intermediate);
+    printf("%s%s%" PRIu32 " worker%s on %" PRIu32 " memory node%s, kernels %s\n",
+           report->machine->cpu_model, *report->machine->cpu_model ? ": " : "", info->worker_count,
+           info->worker_count == 1 ? "" : "s", info->node_count, info->node_count == 1 ? "" : "s",
+           info->kernels);
+    printf("loaded %.3f GB in %.2f s, %.2f GB/s (%s)\n", (double)info->checkpoint_bytes / 1e9,
+           info->load_seconds, (double)info->checkpoint_bytes / seconds / 1e9, info->io_path);
+    print_memory(report);
+    print_cells(report);
+}
+
+static json_t *json_of_report(const char *directory, const struct report *report)
+{
+    const struct numoe_model_info *info = &report->info;
+    json_t *nodes = json_array(), *results = json_array();
+
+    for (uint32_t n = 0; n < info->node_count; n++) {
+        const struct numoe_node_info *node = &report->nodes[n];
+
+        json_array_append_new(
+            nodes,
+            json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:b}", "os_index",
+                      (json_int_t)node->os_index, "workers", (json_int_t)node->workers,
+                      "capacity_bytes", (json_int_t)node->capacity_bytes, "planned_bytes",
+                      (json_int_t)node->planned_bytes, "huge_bytes", (json_int_t)node->huge_bytes,
+                      "checked_bytes", (json_int_t)node->checked_bytes, "placed_bytes",
+                      (json_int_t)node->placed_bytes, "bound", (int)node->bound));
+    }
+    for (uint64_t i = 0; i < report->cell_count; i++) {
+        const struct numoe_bench_cell *cell = &report->cells[i];
+
+        json_array_append_new(
+            results,
+            json_pack("{s:I, s:I, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "layer",
+                      (json_int_t)cell->layer, "tokens", (json_int_t)cell->tokens, "repetitions",
+                      (json_int_t)cell->repetitions, "ms", cli_json_number(cell->ms), "ms_min",
+                      cli_json_number(cell->ms_min), "ms_p10", cli_json_number(cell->ms_p10),
+                      "ms_p90", cli_json_number(cell->ms_p90), "experts_hit",
+                      cli_json_number(cell->experts_hit), "bytes",
+                      json_integer((json_int_t)llround(cell->bytes)), "gbs",
+                      cli_json_number(cell->gbs), "read_gbs", cli_json_number(cell->read_gbs),
+                      "bandwidth_fraction", cli_json_number(cell->bandwidth_fraction), "rel_l2",
+                      cli_json_number(cell->rel_l2)));
+    }
+    return json_pack("{s:{s:s, s:s, s:I, s:I, s:I, s:I, s:I}, s:{s:s, s:I, s:s}, s:{s:I, s:o, s:s},"
+                     " s:{s:I, s:I, s:I, s:I}, s:o, s:o, s:{s:o, s:o, s:b}}",
+                     "model", "directory", directory, "family", info->family, "layers",
+                     (json_int_t)info->desc.layers, "experts", (json_int_t)info->desc.experts,
+                     "experts_per_token", (json_int_t)info->desc.experts_per_token, "hidden",
+                     (json_int_t)info->desc.hidden, "intermediate",
+                     (json_int_t)info->desc.intermediate, "machine", "cpu",
+                     report->machine->cpu_model, "workers", (json_int_t)info->worker_count,
+                     "kernels", info->kernels, "load", "bytes", (json_int_t)info->checkpoint_bytes,
+                     "seconds", cli_json_number(info->load_seconds), "io", info->io_path, "memory",
+                     "resident_bytes", (json_int_t)info->resident_bytes, "anonymous_bytes",
+                     (json_int_t)report->memory.anonymous_bytes, "peak_bytes",
+                     (json_int_t)report->memory.peak_bytes, "cgroup_peak_bytes",
+                     (json_int_t)report->memory.cgroup_peak_bytes, "nodes", nodes, "results",
+                     results, "check", "worst_rel_l2", cli_json_number(report->worst), "limit",
+                     cli_json_number(report->limit), "passed", report->worst <= report->limit);
+}
+
+static int run(const struct cli_values *values)
+{
+    struct numoe_load_options load = NUMOE_LOAD_OPTIONS_INIT;
+    struct numoe_error error = NUMOE_ERROR_INIT;
+    struct report report = {.info = {.size = sizeof report.info}};
+    struct numoe_model *model = NULL;
+    struct numoe *context = NULL;
+    int code;
+
+    code = cli_open("run", values, values->isa_count ? values->isas[0] : NULL, &context);
+    if (code)
+        return code;
+    load.arithmetic = values->arithmetic_count ? values->arithmetics[0] : NUMOE_FAST;
+    load.progress = cli_progress_load;
+    if (numoe_model_load(context, values->directory, &load, &model, &error)) {
+        code = cli_report(values->directory, CLI_STAGE_INPUT, &error);
+        goto close;
+    }
+    cli_progress_end();
+    cli_memory_read(&report.memory);
+    numoe_model_info(model, &report.info);
+    report.machine = numoe_context_machine(context);
+    report.limit = cli_error_limit(report.info.desc.arithmetic);
+    report.nodes = calloc(report.info.node_count, sizeof *report.nodes);
+    if (!report.nodes) {
+        cli_error("run", "out of memory");
+        code = CLI_NO_ROOM;
+        goto destroy;
+    }
+    for (uint32_t n = 0; n < report.info.node_count; n++)
+        numoe_model_node(model, n, &report.nodes[n]);
+
+    code = measure(context, model, values, &report);
+    if (code)
+        goto destroy;
+    if (values->json) {
+        code = cli_print_json(json_of_report(values->directory, &report));
+    } else {
+        print_text(values->directory, &report);
+        code = cli_flush(CLI_OK);
+    }
+    if (!(report.worst <= report.limit)) {
+        cli_error("run", "results differ from the reference by %.2e, more than %.2e", report.worst,
+                  report.limit);
+        code = CLI_CHECK_FAILED;
+    }
+destroy:
+    free(report.cells);
+    free(report.nodes);
+    numoe_model_destroy(model);
+close:
+    cli_progress_end();
+    numoe_close(context);
+    return code;
+}
+
+static const enum cli_option options[] = {CLI_TOKENS,    CLI_REPEAT,   CLI_ARITHMETIC, CLI_ISA,
+                                          CLI_WORKERS,   CLI_TOPOLOGY, CLI_NODES,      CLI_CPUS,
+                                          CLI_KEEP_FREE, CLI_SEED,     CLI_JSON,       CLI_END};
+
+const struct cli_verb cli_run = {
+    .name = "run",
+    .arguments = "DIR",
+    .summary = "load a checkpoint's experts, execute its MoE layers, check and time them",
+    .description =
+        "Recognise the checkpoint in DIR by its files, load its routed experts onto the\n"
+        "memory nodes of this machine, and execute each MoE layer on random activations with\n"
+        "random routing. Shows for each layer the time, the bytes of experts read and their\n"
+        "share of the read bandwidth measured at the same time, the distance of some outputs\n"
+        "to a float64 reference, and what memory is used where. With --topology the plan is\n"
+        "made for that machine and executed on this one, unpinned. --tokens is 1,16 unless\n"
+        "given.\n",
+    .directory = CLI_DIRECTORY_REQUIRED,
+    .options = options,
+    .run = run,
+};

@@ -1,0 +1,35 @@
+/* numoe topo. SPDX-License-Identifier: Apache-2.0 */
+#include "cli_options.h"
+#include "cli_output.h"
+#include "numoe_topo.h"
+
+#include <stdio.h>
+
+static int run(const struct cli_values *values)
+{
+    struct numoe_error error = NUMOE_ERROR_INIT;
+    struct numoe_machine *machine;
+    int rc = 0;
+
+    if (numoe_machine_load(values->topology, &machine, &error))
+        return cli_report("topo", CLI_STAGE_INPUT, &error);
+    if (values->json)
+        rc = numoe_machine_print_json(machine, stdout);
+    else
+        numoe_machine_print(machine, stdout);
+    numoe_machine_free(machine);
+    return cli_flush(rc ? CLI_FAILURE : CLI_OK);
+}
+
+static const enum cli_option options[] = {CLI_TOPOLOGY, CLI_JSON, CLI_END};
+
+const struct cli_verb cli_topo = {
+    .name = "topo",
+    .arguments = "",
+    .summary = "show the machine: memory nodes, cores, caches, devices, limits",
+    .description = "Show this machine, or one recorded in a file, as numoe sees it: memory nodes\n"
+                   "with their cores, distances, devices, and what limits apply.\n",
+    .directory = CLI_DIRECTORY_NONE,
+    .options = options,
+    .run = run,
+};

@@ -1,0 +1,552 @@
+/* The numoe command as a user meets it: what it prints, refuses and returns. */
+#include <criterion/criterion.h>
+#include <dirent.h>
+#include <fcntl.h>
+#include <jansson.h>
+#include <spawn.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+extern char **environ;
+
+#define DUAL_7H12 "pack:2 l3:16 [numa(memory=16GB)] core:4 pu:2"
+
+enum { MOST_ARGUMENTS = 24 };
+
+/* What a run of the command left. */
+struct answer {
+    int status; /* exit status, or 1000 + signal */
+    char *out, *err;
+};
+
+static char *read_back(int fd)
+{
+    off_t size = lseek(fd, 0, SEEK_END);
+    char *text = calloc(1, (size_t)size + 1);
+
+    cr_assert_not_null(text);
+    cr_assert_eq(pread(fd, text, (size_t)size, 0), size);
+    close(fd);
+    return text;
+}
+
+static int scratch_file(void)
+{
+    FILE *file = tmpfile();
+    int fd;
+
+    cr_assert_not_null(file);
+    fd = fcntl(fileno(file), F_DUPFD_CLOEXEC, 3);
+    fclose(file);
+    cr_assert_geq(fd, 0);
+    return fd;
+}
+
+/* Run numoe with the arguments up to NULL. */
+static struct answer numoe(const char *first, ...)
+{
+    char *argv[MOST_ARGUMENTS + 2] = {NUMOE_BINARY_DIR "/numoe"};
+    int out = scratch_file(), err = scratch_file(), status, count = 1;
+    posix_spawn_file_actions_t actions;
+    struct answer answer;
+    va_list args;
+    pid_t child;
+
+    va_start(args, first);
+    for (const char *word = first; word; word = va_arg(args, const char *)) {
+        cr_assert_leq(count, MOST_ARGUMENTS);
+        argv[count++] = (char *)word;
+    }
+    va_end(args);
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
+    posix_spawn_file_actions_adddup2(&actions, out, 1);
+    posix_spawn_file_actions_adddup2(&actions, err, 2);
+    cr_assert_eq(posix_spawn(&child, argv[0], &actions, NULL, argv, environ), 0);
+    posix_spawn_file_actions_destroy(&actions);
+    cr_assert_eq(waitpid(child, &status, 0), child);
+    answer.status = WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
+    answer.out = read_back(out);
+    answer.err = read_back(err);
+    return answer;
+}
+
+static void forget(struct answer *answer)
+{
+    free(answer->out);
+    free(answer->err);
+}
+
+/* Failed as it should: the status, nothing on stdout, and one line "numoe: ...words...". */
+#define assert_refused(answer, wanted, words)                                                      \
+    do {                                                                                           \
+        cr_assert_eq((answer).status, (wanted), "status %d, not %d: %s", (answer).status,          \
+                     (wanted), (answer).err);                                                      \
+        cr_assert_str_empty((answer).out);                                                         \
+        cr_assert_eq(strncmp((answer).err, "numoe: ", 7), 0, "%s", (answer).err);                  \
+        cr_assert_not_null(strstr((answer).err, (words)), "\"%s\" is not in: %s", (words),         \
+                           (answer).err);                                                          \
+        forget(&(answer));                                                                         \
+    } while (0)
+
+static json_t *parse(const struct answer *answer)
+{
+    json_error_t error;
+    json_t *root;
+
+    cr_assert_eq(answer->status, 0, "status %d: %s", answer->status, answer->err);
+    root = json_loads(answer->out, JSON_REJECT_DUPLICATES, &error);
+    cr_assert_not_null(root, "line %d: %s in %s", error.line, error.text, answer->out);
+    return root;
+}
+
+static json_int_t integer(const json_t *object, const char *key)
+{
+    const json_t *value = json_object_get(object, key);
+
+    cr_assert(json_is_integer(value), "%s is no integer", key);
+    return json_integer_value(value);
+}
+
+static double number(const json_t *object, const char *key)
+{
+    const json_t *value = json_object_get(object, key);
+
+    cr_assert(json_is_number(value), "%s is no number", key);
+    return json_number_value(value);
+}
+
+static const char *const verbs[] = {"topo", "plan", "synth", "run", "bench", "version"};
+
+enum { VERB_COUNT = sizeof verbs / sizeof verbs[0] };
+
+Test(cli_help, lists_every_verb_and_the_exit_codes, .timeout = 60)
+{
+    struct answer answer = numoe("--help", NULL);
+
+    cr_assert_eq(answer.status, 0);
+    for (int i = 0; i < VERB_COUNT; i++) {
+        char line[32];
+
+        snprintf(line, sizeof line, "\n  %s ", verbs[i]);
+        cr_assert_not_null(strstr(answer.out, line), "%s is missing", verbs[i]);
+    }
+    cr_assert_not_null(strstr(answer.out, "Exit status:"));
+    cr_assert_not_null(strstr(answer.out, "v4-flash"));
+    cr_assert_str_empty(answer.err);
+    forget(&answer);
+}
+
+Test(cli_help, exists_for_every_verb, .timeout = 60)
+{
+    for (int i = 0; i < VERB_COUNT; i++) {
+        struct answer answer = numoe(verbs[i], "--help", NULL);
+        char usage[32];
+
+        snprintf(usage, sizeof usage, "Usage: numoe %s", verbs[i]);
+        cr_assert_eq(answer.status, 0);
+        cr_assert_eq(strncmp(answer.out, usage, strlen(usage)), 0, "%s", answer.out);
+        cr_assert_not_null(strstr(answer.out, "Exit status:"));
+        cr_assert_str_empty(answer.err);
+        forget(&answer);
+    }
+}
+
+Test(cli_usage, nothing_and_unknown_verbs_are_refused, .timeout = 60)
+{
+    struct answer answer = numoe(NULL, NULL);
+
+    cr_assert_eq(answer.status, 2);
+    cr_assert_str_empty(answer.out);
+    cr_assert_not_null(strstr(answer.err, "Usage: numoe"));
+    forget(&answer);
+    answer = numoe("dance", NULL);
+    assert_refused(answer, 2, "dance");
+}
+
+Test(cli_usage, unknown_options_are_refused_by_every_verb, .timeout = 60)
+{
+    for (int i = 0; i < VERB_COUNT; i++) {
+        struct answer answer = numoe(verbs[i], "--no-such-option", NULL);
+
+        assert_refused(answer, 2, "--no-such-option");
+        answer = numoe(verbs[i], "-x", NULL);
+        assert_refused(answer, 2, "-x");
+    }
+}
+
+Test(cli_usage, bad_values_are_refused_with_the_option_named, .timeout = 120)
+{
+    static const char *const cases[][4] = {
+        {"plan", "--model"},
+        {"plan", "--layers", "0"},
+        {"plan", "--layers", "-1"},
+        {"plan", "--layers", "99999999999999999999999"},
+        {"plan", "--nodes", "3-1"},
+        {"plan", "--nodes", "1,,2"},
+        {"plan", "--cpus", "0-4294967295"},
+        {"plan", "--keep-free", "12XB"},
+        {"plan", "--keep-free", "99999999999TB"},
+        {"run", "--tokens", "0"},
+        {"run", "--arithmetic", "sloppy"},
+        {"run", "--arithmetic", "fast,exact"},
+        {"run", "--isa", "avx2,avx512"},
+        {"bench", "--arithmetic", "fast,fast"},
+        {"bench", "--tokens", "1,x"},
+        {"bench", "--repeat", "0"},
+    };
+
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct answer answer = numoe(cases[i][0], cases[i][1], cases[i][2], NULL);
+
+        assert_refused(answer, 2, cases[i][1]);
+    }
+}
+
+Test(cli_usage, missing_and_surplus_arguments_are_refused, .timeout = 60)
+{
+    struct answer answer = numoe("run", NULL);
+
+    assert_refused(answer, 2, "directory");
+    answer = numoe("topo", "one-too-many", NULL);
+    assert_refused(answer, 2, "one-too-many");
+    answer = numoe("plan", NULL);
+    assert_refused(answer, 2, "--model");
+    answer = numoe("plan", "--model", "v4-flash", "some-directory", NULL);
+    assert_refused(answer, 2, "either");
+    answer = numoe("synth", "some-directory", NULL);
+    assert_refused(answer, 2, "--model");
+}
+
+Test(cli_usage, unknown_models_and_instructions_are_refused, .timeout = 60)
+{
+    struct answer answer = numoe("plan", "--model", "v4-flush", NULL);
+
+    assert_refused(answer, 2, "v4-flush");
+    answer = numoe("synth", "--model", "v4-flush", "/tmp/never-written", NULL);
+    assert_refused(answer, 2, "v4-flush");
+    answer = numoe("bench", "--isa", "mmx", NULL);
+    assert_refused(answer, 2, "mmx");
+}
+
+Test(cli_usage, a_full_stdout_is_a_failure, .timeout = 60)
+{
+    int status = system(NUMOE_BINARY_DIR "/numoe --help >/dev/full 2>/dev/null");
+
+    cr_assert(WIFEXITED(status));
+    cr_assert_eq(WEXITSTATUS(status), 1);
+}
+
+Test(cli_version, names_version_and_kernels, .timeout = 60)
+{
+    struct answer answer = numoe("version", NULL);
+
+    cr_assert_eq(answer.status, 0);
+    cr_assert_eq(strncmp(answer.out, "numoe " NUMOE_VERSION "\n", strlen(NUMOE_VERSION) + 7), 0,
+                 "%s", answer.out);
+    cr_assert_not_null(strstr(answer.out, " ref"));
+    forget(&answer);
+}
+
+Test(cli_topo, shows_a_synthetic_machine_as_json, .timeout = 60)
+{
+    struct answer answer = numoe("topo", "--topology", DUAL_7H12, "--json", NULL);
+    json_t *root = parse(&answer);
+
+    cr_assert_eq(json_array_size(json_object_get(root, "nodes")), 32);
+    json_decref(root);
+    forget(&answer);
+}
+
+Test(cli_topo, shows_this_machine, .timeout = 60)
+{
+    struct answer answer = numoe("topo", NULL);
+
+    cr_assert_eq(answer.status, 0, "%s", answer.err);
+    cr_assert_not_null(strstr(answer.out, "node"));
+    forget(&answer);
+}
+
+Test(cli_topo, refuses_what_is_no_topology, .timeout = 60)
+{
+    struct answer answer = numoe("topo", "--topology", "no-such-file.xml", NULL);
+
+    assert_refused(answer, 4, "no-such-file.xml");
+    answer = numoe("plan", "--model", "v4-flash", "--topology", "pack:zero", NULL);
+    assert_refused(answer, 4, "pack:zero");
+}
+
+/* 43 layers of 256 experts of 64 slices of 208,896 bytes. */
+#define V4_FLASH_BYTES (43ll * 256 * 64 * 208896)
+
+Test(cli_plan, spreads_v4_flash_over_32_nodes, .timeout = 60)
+{
+    struct answer answer =
+        numoe("plan", "--model", "v4-flash", "--topology", DUAL_7H12, "--json", NULL);
+    json_t *root = parse(&answer), *nodes = json_object_get(root, "nodes"), *node;
+    json_int_t planned = 0, workers = 0;
+    size_t i;
+
+    cr_assert_eq(json_array_size(nodes), 32);
+    json_array_foreach(nodes, i, node)
+    {
+        cr_assert_eq(integer(node, "os_index"), (json_int_t)i);
+        cr_assert_eq(integer(node, "capacity_bytes"), 16000000000);
+        cr_assert_eq(integer(node, "workers"), 4);
+        /* 2 of 64 slices of every expert each: equal shares, exactly. */
+        cr_assert_eq(integer(node, "planned_bytes"), V4_FLASH_BYTES / 32);
+        planned += integer(node, "planned_bytes");
+        workers += integer(node, "workers");
+    }
+    cr_assert_eq(planned, V4_FLASH_BYTES);
+    cr_assert_eq(workers, 128);
+    json_decref(root);
+    forget(&answer);
+}
+
+Test(cli_plan, says_what_each_node_holds, .timeout = 60)
+{
+    struct answer answer = numoe("plan", "--model", "v4-flash", "--topology", DUAL_7H12, NULL);
+
+    cr_assert_eq(answer.status, 0, "%s", answer.err);
+    cr_assert_not_null(strstr(answer.out, "43 MoE layers of 256 experts"));
+    cr_assert_not_null(strstr(answer.out, "147.17 GB"));
+    forget(&answer);
+}
+
+Test(cli_plan, keeps_to_the_nodes_it_is_given, .timeout = 60)
+{
+    struct answer answer = numoe("plan", "--model", "v4-flash", "--topology", DUAL_7H12, "--nodes",
+                                 "16-31", "--json", NULL);
+    json_t *root = parse(&answer), *nodes = json_object_get(root, "nodes"), *node;
+    json_int_t planned = 0;
+    size_t i;
+
+    json_array_foreach(nodes, i, node)
+    {
+        if (integer(node, "os_index") < 16)
+            cr_assert_eq(integer(node, "planned_bytes"), 0);
+        planned += integer(node, "planned_bytes");
+    }
+    cr_assert_eq(planned, V4_FLASH_BYTES);
+    json_decref(root);
+    forget(&answer);
+}
+
+Test(cli_plan, what_does_not_fit_is_exit_code_3, .timeout = 60)
+{
+    struct answer answer =
+        numoe("plan", "--model", "v4-flash", "--topology", DUAL_7H12, "--nodes", "0", NULL);
+
+    assert_refused(answer, 3, "short");
+    answer =
+        numoe("plan", "--model", "v4-flash", "--topology", DUAL_7H12, "--keep-free", "12GB", NULL);
+    assert_refused(answer, 3, "short");
+}
+
+Test(cli_plan, nodes_cpus_and_workers_that_are_not_there_are_refused, .timeout = 60)
+{
+    struct answer answer =
+        numoe("plan", "--model", "v4-flash", "--topology", DUAL_7H12, "--nodes", "32", NULL);
+
+    assert_refused(answer, 2, "32");
+    answer = numoe("plan", "--model", "v4-flash", "--topology", DUAL_7H12, "--cpus", "256", NULL);
+    assert_refused(answer, 2, "256");
+    answer =
+        numoe("plan", "--model", "v4-flash", "--topology", DUAL_7H12, "--workers", "300", NULL);
+    assert_refused(answer, 2, "300");
+}
+
+/* ---- a small checkpoint: one layer of four experts of V4-Flash's widths, 53 MB ---- */
+
+enum { SMALL_EXPERTS = 4 };
+#define SMALL_BYTES (SMALL_EXPERTS * 13369344ll)
+
+static char directory[128];
+
+static void make_directory(void)
+{
+    snprintf(directory, sizeof directory, "%s/numoe-cli-XXXXXX",
+             getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp");
+    cr_assert_not_null(mkdtemp(directory));
+}
+
+static void make_checkpoint(void)
+{
+    struct answer answer;
+
+    make_directory();
+    answer = numoe("synth", "--model", "v4-flash", "--layers", "1", "--experts", "4", "--seed", "7",
+                   directory, NULL);
+    cr_assert_eq(answer.status, 0, "%s", answer.err);
+    forget(&answer);
+}
+
+static void remove_directory(void)
+{
+    char command[sizeof directory + 16];
+
+    if (!*directory)
+        return;
+    snprintf(command, sizeof command, "rm -rf '%s'", directory);
+    cr_expect_eq(system(command), 0);
+}
+
+/* Path of some weight file of the checkpoint. */
+static void find_shard(char *path, size_t size)
+{
+    DIR *listing = opendir(directory);
+    struct dirent *entry;
+
+    cr_assert_not_null(listing);
+    *path = 0;
+    while ((entry = readdir(listing))) {
+        const char *dot = strrchr(entry->d_name, '.');
+
+        if (dot && !strcmp(dot, ".safetensors"))
+            snprintf(path, size, "%s/%s", directory, entry->d_name);
+    }
+    closedir(listing);
+    cr_assert(*path);
+}
+
+TestSuite(cli_checkpoint, .fini = remove_directory, .timeout = 300);
+
+Test(cli_checkpoint, is_planned_from_its_files)
+{
+    struct answer answer;
+    json_t *root, *nodes, *node;
+    json_int_t planned = 0;
+    size_t i;
+
+    make_checkpoint();
+    answer = numoe("plan", "--topology", DUAL_7H12, "--json", directory, NULL);
+    root = parse(&answer);
+    nodes = json_object_get(root, "nodes");
+    json_array_foreach(nodes, i, node) planned += integer(node, "planned_bytes");
+    cr_assert_eq(planned, SMALL_BYTES);
+    json_decref(root);
+    forget(&answer);
+    answer = numoe("plan", directory, "--experts", "2", NULL);
+    assert_refused(answer, 2, "--experts");
+}
+
+Test(cli_checkpoint, runs_and_agrees_with_the_reference)
+{
+    struct answer answer;
+    json_t *root, *results, *result, *check, *memory;
+    size_t i;
+
+    make_checkpoint();
+    answer = numoe("run", directory, "--tokens", "1,7", "--repeat", "2", "--json", NULL);
+    root = parse(&answer);
+    results = json_object_get(root, "results");
+    cr_assert_eq(json_array_size(results), 2);
+    json_array_foreach(results, i, result)
+    {
+        cr_assert_eq(integer(result, "layer"), 0);
+        cr_assert_eq(integer(result, "tokens"), i ? 7 : 1);
+        cr_assert_gt(number(result, "ms"), 0);
+        cr_assert_leq(number(result, "ms_min"), number(result, "ms"));
+        cr_assert_leq(number(result, "ms"), number(result, "ms_p90"));
+        /* Four of four experts a token: every call reads all of them. */
+        cr_assert_eq(number(result, "experts_hit"), (double)SMALL_EXPERTS);
+        cr_assert_eq(number(result, "bytes"), SMALL_BYTES);
+        cr_assert_gt(number(result, "bandwidth_fraction"), 0);
+        cr_assert_gt(number(result, "rel_l2"), 0);
+    }
+    check = json_object_get(root, "check");
+    cr_assert(json_is_true(json_object_get(check, "passed")));
+    cr_assert_leq(number(check, "worst_rel_l2"), 1.25e-2);
+    memory = json_object_get(root, "memory");
+    cr_assert_geq(integer(memory, "resident_bytes"), SMALL_BYTES);
+    cr_assert_eq(integer(json_object_get(root, "load"), "bytes"), SMALL_BYTES);
+    json_decref(root);
+    forget(&answer);
+}
+
+Test(cli_checkpoint, runs_exactly_and_prints_a_table)
+{
+    struct answer answer;
+
+    make_checkpoint();
+    answer = numoe("run", directory, "--tokens", "2", "--repeat", "1", "--arithmetic", "exact",
+                   "--workers", "1", NULL);
+    cr_assert_eq(answer.status, 0, "%s", answer.err);
+    cr_assert_not_null(strstr(answer.out, "1 MoE layers of 4 experts"), "%s", answer.out);
+    cr_assert_not_null(strstr(answer.out, "limit 2.50e-03 (exact): passed"), "%s", answer.out);
+    cr_assert_not_null(strstr(answer.out, "experts in memory"), "%s", answer.out);
+    forget(&answer);
+}
+
+Test(cli_checkpoint, cut_files_are_exit_code_4_with_the_file_named)
+{
+    struct answer answer;
+    struct stat status;
+    char shard[512];
+
+    make_checkpoint();
+    find_shard(shard, sizeof shard);
+    cr_assert_eq(stat(shard, &status), 0);
+    cr_assert_eq(truncate(shard, status.st_size - 1000), 0);
+    answer = numoe("run", directory, NULL);
+    assert_refused(answer, 4, strrchr(shard, '/') + 1);
+    answer = numoe("plan", directory, NULL);
+    assert_refused(answer, 4, strrchr(shard, '/') + 1);
+    cr_assert_eq(unlink(shard), 0);
+    answer = numoe("run", directory, NULL);
+    assert_refused(answer, 4, strrchr(shard, '/') + 1);
+}
+
+Test(cli_checkpoint, missing_and_empty_directories_are_exit_code_4)
+{
+    struct answer answer;
+
+    make_directory();
+    answer = numoe("run", directory, NULL);
+    assert_refused(answer, 4, directory);
+    remove_directory();
+    answer = numoe("run", directory, NULL);
+    assert_refused(answer, 4, directory);
+    answer = numoe("plan", directory, NULL);
+    assert_refused(answer, 4, directory);
+}
+
+Test(cli_bench, measures_what_it_is_told_as_json, .timeout = 300)
+{
+    struct answer answer = numoe("bench", "--experts", "6", "--tokens", "1,3", "--repeat", "2",
+                                 "--isa", "ref,avx2", "--arithmetic", "fast,exact", "--json", NULL);
+    json_t *root, *results, *result;
+    size_t i;
+
+    if (answer.status && strstr(answer.err, "avx2")) {
+        forget(&answer);
+        cr_skip_test("no AVX2 on this CPU");
+    }
+    root = parse(&answer);
+    results = json_object_get(root, "results");
+    cr_assert_eq(json_array_size(results), 8);
+    json_array_foreach(results, i, result)
+    {
+        int exact = i / 2 % 2;
+
+        cr_assert_str_eq(json_string_value(json_object_get(result, "isa")), i < 4 ? "ref" : "avx2");
+        cr_assert_str_eq(json_string_value(json_object_get(result, "arithmetic")),
+                         exact ? "exact" : "fast");
+        cr_assert_eq(integer(result, "tokens"), i % 2 ? 3 : 1);
+        cr_assert_gt(number(result, "ms"), 0);
+        cr_assert_eq(number(result, "bytes"), 6 * 13369344.0);
+        cr_assert_gt(number(result, "bandwidth_fraction"), 0);
+        cr_assert_gt(number(result, "rel_l2"), 0);
+        cr_assert_leq(number(result, "rel_l2"), exact ? 2.5e-3 : 1.25e-2);
+    }
+    cr_assert_gt(number(json_object_get(root, "ceilings"), "read_gbs"), 0);
+    cr_assert_geq(integer(json_object_get(root, "machine"), "workers"), 1);
+    json_decref(root);
+    forget(&answer);
+}
