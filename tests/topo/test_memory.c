@@ -4,11 +4,16 @@
 #include "topo_system.h"
 
 #include <errno.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
+#include <stddef.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 enum { MIB = 1 << 20 };
@@ -142,6 +147,87 @@ Test(memory_node, a_denied_binding_goes_on_unbound_and_says_so_once)
     cr_assert(strstr(error.message, "strict"));
     cr_assert_null(memory);
     cr_assert_eq(messages, 1);
+}
+
+/* Let a system call fail from now on in this process, as containers do; advice: only for madvise
+ * with that advice, or -1. */
+static void deny(int call, int error, int advice)
+{
+    struct sock_filter program[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (unsigned)call, 0, 3),
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[2])),
+        BPF_JUMP(BPF_JMP | (advice < 0 ? BPF_JGE : BPF_JEQ) | BPF_K,
+                 advice < 0 ? 0u : (unsigned)advice, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | (unsigned)error),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog filter = {sizeof program / sizeof program[0], program};
+
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) ||
+        prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter))
+        cr_skip_test("no seccomp filters here");
+}
+
+/* A container or a kernel without NUMA: everything still works, unbound and said so. */
+static void run_denied(int error_number)
+{
+    struct numoe_error error = NUMOE_ERROR_INIT;
+    struct numoe_machine *machine;
+    struct numoe_memory_report report;
+    struct numoe_memory *memory;
+    uint32_t node = first_node();
+    int messages = 0;
+    struct numoe_log log = {count_message, &messages};
+
+    deny(SYS_mbind, error_number, -1);
+    deny(SYS_get_mempolicy, error_number, -1);
+    deny(SYS_set_mempolicy, error_number, -1);
+    deny(SYS_move_pages, error_number, -1);
+    machine = machine_of("live");
+    check_machine(machine);
+    cr_assert(machine->nodes[0].pu_count > 0);
+    numoe_machine_free(machine);
+    cr_assert_eq(numoe_memory_create(node, 10 * MIB, false, &log, &memory, &error), 0, "%s",
+                 error.message);
+    cr_assert_eq(messages, 1);
+    cr_assert_eq(numoe_memory_populate(memory, 0, 10 * MIB, &error), 0, "%s", error.message);
+    numoe_memory_inspect(memory, &report);
+    cr_assert(!report.bound);
+    cr_assert_eq(report.bind_errno, error_number);
+    cr_assert_eq(report.checked_bytes, 0);
+    numoe_memory_destroy(memory);
+    cr_assert_eq(numoe_memory_create(node, 10 * MIB, true, &log, &memory, &error), -error_number);
+    cr_assert_eq(messages, 1);
+}
+
+Test(memory_node, binding_forbidden_by_a_container)
+{
+    run_denied(EPERM);
+}
+
+Test(memory_node, a_kernel_without_numa)
+{
+    run_denied(ENOSYS);
+}
+
+Test(memory_node, an_old_kernel_touches_page_by_page)
+{
+    struct numoe_error error = NUMOE_ERROR_INIT;
+    struct numoe_memory *memory;
+    static unsigned char resident[20 * MIB / 4096];
+    unsigned char *data;
+
+    deny(SYS_madvise, EINVAL, 23);
+    cr_assert_eq(numoe_memory_create(NUMOE_NONE, 20 * MIB, false, NULL, &memory, NULL), 0);
+    data = numoe_memory_address(memory);
+    data[4096] = 77;
+    cr_assert_eq(numoe_memory_populate(memory, 0, 20 * MIB, &error), 0, "%s", error.message);
+    cr_assert_eq(data[4096], 77);
+    cr_assert_eq(mincore(data, 20 * MIB, resident), 0);
+    for (size_t i = 0; i < sizeof resident; i++)
+        cr_assert(resident[i] & 1);
+    numoe_memory_destroy(memory);
 }
 
 /* The check before a chunk, seen through a cgroup directory of our own. */

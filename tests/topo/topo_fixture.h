@@ -17,7 +17,7 @@ static inline struct numoe_machine *machine_of(const char *source)
     struct numoe_error error = NUMOE_ERROR_INIT;
     int rc = numoe_machine_load(source, &machine, &error);
 
-    cr_assert_eq(rc, 0, "%s: %s", source, error.message);
+    cr_assert_eq(rc, 0, "%s: %s", source ? source : "live", error.message);
     return machine;
 }
 
