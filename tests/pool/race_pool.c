@@ -426,7 +426,7 @@ int main(int argc, char **argv)
         seed = strtoull(argv[1], NULL, 0);
     if (argc > 2)
         percent = (unsigned)strtoul(argv[2], NULL, 0);
-    scale = percent / (UNDER_TSAN ? 4 : 1);
+    scale = percent / (UNDER_TSAN ? 2 : 1);
     printf("seed %llu\n", (unsigned long long)seed);
     fflush(stdout);
     state = seed;
@@ -434,7 +434,7 @@ int main(int argc, char **argv)
         return 1;
 
     atomic_store(&doing, "short lives");
-    short_lives(&state, 40 * scale);
+    short_lives(&state, 100 * scale);
     done("short lives");
 
     atomic_store(&doing, "long lives");
