@@ -2,6 +2,9 @@
 #ifndef LOADER_FILES_H
 #define LOADER_FILES_H
 
+#include "base/numoe_base.h"
+
+#include <criterion/criterion.h>
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -12,10 +15,6 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-#include <criterion/criterion.h>
-
-#include "base/numoe_base.h"
 
 /* A new directory below the build's; files_drop removes it with all files in it. */
 static inline char *files_dir(void)

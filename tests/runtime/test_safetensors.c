@@ -1,9 +1,8 @@
 /* Headers of safetensors files: each rule, and that nothing is lost on refusal. */
-#include <time.h>
-
+#include "loader_files.h"
 #include "safetensors.h"
 
-#include "loader_files.h"
+#include <time.h>
 
 /* Read one file into a fresh table. */
 static int read_file(const char *path, struct numoe_tensors **tensors, struct numoe_error *error)
@@ -149,8 +148,9 @@ Test(safetensors, gaps_overlaps_and_ends, .timeout = 20)
 {
 #define T(name, begin, end)                                                                        \
     "\"" name "\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[" #begin "," #end "]}"
-    refused("{" T("a", 0, 4) "," T("b", 6, 10) "}", 10, "tensor \"b\" begins at data offset 6 "
-                                                        "where 4 is due: tensors leave a gap");
+    refused("{" T("a", 0, 4) "," T("b", 6, 10) "}", 10,
+            "tensor \"b\" begins at data offset 6 "
+            "where 4 is due: tensors leave a gap");
     refused("{" T("a", 0, 4) "," T("b", 2, 6) "}", 6, "tensors overlap");
     refused("{" T("a", 0, 4) "," T("b", 0, 4) "}", 4, "tensors overlap");
     refused("{" T("a", 4, 8) "}", 8, "begins at data offset 4 where 0 is due");
@@ -199,8 +199,10 @@ Test(safetensors, header_text_that_is_no_json, .timeout = 20)
     refused("{\"t\":{},\"t\":{}}", 0, "duplicate");
     refused("{\"t\":{\"dtype\":\"U8\",\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}", 1,
             "duplicate");
-    refused("{\"\xff\xfe\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}", 1, "decode byte");
-    refused("{\"\xc0\x80\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}", 1, "decode byte");
+    refused("{\"\xff\xfe\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}", 1,
+            "decode byte");
+    refused("{\"\xc0\x80\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}", 1,
+            "decode byte");
     refused("{\"a\\u0000b\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}", 1,
             "not sound JSON");
     memset(deep, '[', 100007);
