@@ -1,10 +1,21 @@
 /* What the system says this process has taken. SPDX-License-Identifier: Apache-2.0 */
 #include "cli_memory.h"
 
-#include <inttypes.h>
+#include <errno.h>
 #include <stdbool.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+
+/* The number that text begins with, after blanks; false when there is none. */
+static bool leading_number(const char *text, uint64_t *number)
+{
+    char *end;
+
+    errno = 0;
+    *number = strtoull(text, &end, 10);
+    return end != text && !errno;
+}
 
 /* "Name:   123 kB" -> bytes. */
 static bool status_line(const char *line, const char *name, uint64_t *bytes)
@@ -13,7 +24,7 @@ static bool status_line(const char *line, const char *name, uint64_t *bytes)
     uint64_t kilobytes;
 
     if (strncmp(line, name, length) != 0 || line[length] != ':' ||
-        sscanf(line + length + 1, "%" SCNu64, &kilobytes) != 1)
+        !leading_number(line + length + 1, &kilobytes))
         return false;
     *bytes = kilobytes * 1024;
     return true;
@@ -22,7 +33,8 @@ static bool status_line(const char *line, const char *name, uint64_t *bytes)
 static bool read_number(const char *path, uint64_t *number)
 {
     FILE *file = fopen(path, "re");
-    bool read = file && fscanf(file, "%" SCNu64, number) == 1;
+    char line[64];
+    bool read = file && fgets(line, sizeof line, file) && leading_number(line, number);
 
     if (file)
         fclose(file);
