@@ -9,6 +9,11 @@
  */
 #include "checkpoint.h"
 
+#include "base/checked.h"
+#include "files.h"
+#include "numoe_kernels.h"
+#include "safetensors.h"
+
 #include <dirent.h>
 #include <errno.h>
 #include <jansson.h>
@@ -18,14 +23,12 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "base/checked.h"
-#include "numoe_kernels.h"
-#include "files.h"
-#include "safetensors.h"
-
 /* Limits on the two JSON files, far above real ones (0.1 MB and 60 MB). */
 #define CONFIG_LIMIT ((uint64_t)16 << 20)
 #define INDEX_LIMIT ((uint64_t)512 << 20)
+
+/* Numbers within tensor names have at most nine digits. */
+#define NAME_NUMBER_LIMIT ((uint64_t)1000000000)
 
 struct shard {
     char *name, *path;
@@ -56,7 +59,7 @@ struct opening {
     struct numoe_checkpoint *ckpt;
     struct numoe_error *error;
     json_t *config, *index;
-    const json_t *weight_map;            /* of index; NULL with a single file */
+    const json_t *weight_map; /* of index; NULL with a single file */
     struct numoe_tensors *tensors;
     const struct numoe_tensor **entries; /* the model's tensors, as the index has them */
     uint64_t entry_count;
@@ -283,8 +286,8 @@ static int list_shards(struct opening *o)
         if (code < 0)
             break;
         if (json_object_set_new(seen, name, json_true()) < 0) {
-            code = numoe_error_set(o->error, -ENOMEM, c->directory,
-                                   "no memory for the list of files");
+            code =
+                numoe_error_set(o->error, -ENOMEM, c->directory, "no memory for the list of files");
             break;
         }
     }
@@ -334,8 +337,9 @@ static void report_strays(struct numoe_checkpoint *c)
             find_shard(c, entry->d_name))
             continue;
         c->strays++;
-        numoe_log_write(&c->log, NUMOE_LOG_WARNING, "%s: ignoring %s, which the model does not name",
-                        c->directory, numoe_quote(entry->d_name).text);
+        numoe_log_write(&c->log, NUMOE_LOG_WARNING,
+                        "%s: ignoring %s, which the model does not name", c->directory,
+                        numoe_quote(entry->d_name).text);
     }
     closedir(directory);
 }
@@ -345,6 +349,7 @@ static void report_strays(struct numoe_checkpoint *c)
 static int read_headers(struct opening *o, struct list *files)
 {
     struct numoe_checkpoint *c = o->ckpt;
+    struct numoe_error damage = NUMOE_ERROR_INIT;
     uint32_t i;
     int code;
 
@@ -357,9 +362,14 @@ static int read_headers(struct opening *o, struct list *files)
     for (i = 0; i < c->shard_count; i++) {
         if (!c->shards[i].present)
             continue;
-        code = numoe_tensors_read(o->tensors, c->shards[i].path, i, &c->shards[i].bytes, o->error);
-        if (code < 0)
-            return code;
+        code = numoe_tensors_read(o->tensors, c->shards[i].path, i, &c->shards[i].bytes, &damage);
+        if (code == 0)
+            continue;
+        if (!files->count)
+            return numoe_error_set(o->error, code, damage.where, "%s", damage.message);
+        /* Of an interrupted download the missing files are the better answer. */
+        numoe_log_write(&c->log, NUMOE_LOG_ERROR, "%s: %s", damage.where, damage.message);
+        c->shards[i].present = false;
     }
     return 0;
 }
@@ -448,9 +458,8 @@ static int find_family(struct opening *o, struct match **out, uint64_t *out_coun
     for (f = 0; (family = numoe_family_at(f)); f++) {
         for (count = i = 0; i < o->entry_count; i++) {
             const char *name = o->entries[i]->name;
-            if (family->supported
-                    ? numoe_family_match(family, name, &m.layer, &m.expert, &m.part)
-                    : strstr(name, family->marker) != NULL)
+            if (family->supported ? numoe_family_match(family, name, &m.layer, &m.expert, &m.part)
+                                  : strstr(name, family->marker) != NULL)
                 count++;
         }
         if (count > best_count) {
@@ -474,8 +483,7 @@ static int find_family(struct opening *o, struct match **out, uint64_t *out_coun
         numoe_log_write(&c->log, NUMOE_LOG_WARNING,
                         "%s: taken for %s by its tensors' names; config.json says architecture "
                         "%s, model_type %s",
-                        c->directory, best->title,
-                        numoe_quote(config_architecture(o->config)).text,
+                        c->directory, best->title, numoe_quote(config_architecture(o->config)).text,
                         numoe_quote(config_model_type(o->config)).text);
     matches = malloc(best_count * sizeof *matches);
     if (!matches)
@@ -537,6 +545,8 @@ static int count_experts(struct opening *o, const json_t *section, const struct 
                                    "config.json says %s %llu but there is tensor \"%s\"",
                                    family->experts_key, (unsigned long long)says,
                                    numoe_quote(widest->tensor->name).text);
+        if (says > NAME_NUMBER_LIMIT)
+            return disagree(o, family->experts_key, says, "number of experts", experts);
         experts = says;
     }
     c->first_layer = matches[0].layer;
@@ -547,22 +557,23 @@ static int count_experts(struct opening *o, const json_t *section, const struct 
     if (code < 0)
         return code;
     if (family->dense_layers_key)
-        code = agree(o, section, family->dense_layers_key, "first layer with experts",
-                     c->first_layer);
+        code =
+            agree(o, section, family->dense_layers_key, "first layer with experts", c->first_layer);
     else if (c->first_layer)
         code = numoe_error_set(o->error, -EBADMSG, c->directory,
                                "the first layer with experts is %u, not 0", c->first_layer);
     if (code < 0)
         return code;
 
-    /* Both numbers have at most nine digits: their product times 6 fits. */
+    /* Both numbers are at most 10^9: their product times 6 fits. */
     total = c->desc.layers * experts * NUMOE_PART_COUNT;
     for (i = 0; i <= count; i++) {
-        uint64_t at = i < count ? ((uint64_t)(matches[i].layer - c->first_layer) * experts +
-                                   matches[i].expert) *
-                                          NUMOE_PART_COUNT +
-                                      matches[i].part
-                                : total;
+        uint64_t at =
+            i < count
+                ? ((uint64_t)(matches[i].layer - c->first_layer) * experts + matches[i].expert) *
+                          NUMOE_PART_COUNT +
+                      matches[i].part
+                : total;
         /* Never more steps than are shown or logged, however far apart two numbers are. */
         for (; expected < at && absent.count < LIST_LOGGED; expected++) {
             char name[160];
@@ -596,12 +607,12 @@ static int matrix_shape(struct opening *o, const struct numoe_tensor *t, uint64_
                                numoe_dtype_name((enum numoe_dtype)t->dtype));
     if (t->rank != 2 || !t->shape[0] || !t->shape[1] ||
         !numoe_mul_u64(t->shape[1], counts_elements ? 1 : 2, columns) || *columns % NUMOE_TILE)
-        return numoe_error_set(o->error, -EBADMSG, path,
-                               "tensor \"%s\": shape %s of %s is no MXFP4 matrix with rows of whole "
-                               "groups of 32",
-                               numoe_quote(t->name).text,
-                               numoe_shape_text(t->shape, t->rank).text,
-                               numoe_dtype_name((enum numoe_dtype)t->dtype));
+        return numoe_error_set(
+            o->error, -EBADMSG, path,
+            "tensor \"%s\": shape %s of %s is no MXFP4 matrix with rows of whole "
+            "groups of 32",
+            numoe_quote(t->name).text, numoe_shape_text(t->shape, t->rank).text,
+            numoe_dtype_name((enum numoe_dtype)t->dtype));
     *rows = t->shape[0];
     return 0;
 }
@@ -626,11 +637,11 @@ static int check_matrix(struct opening *o, const struct numoe_tensor *codes,
                                numoe_quote(scales->name).text,
                                numoe_dtype_name((enum numoe_dtype)scales->dtype));
     if (scales->rank != 2 || scales->shape[0] != rows || scales->shape[1] != columns / NUMOE_TILE)
-        return numoe_error_set(o->error, -EBADMSG, o->ckpt->shards[scales->file].path,
-                               "tensor \"%s\": shape %s where [%llu, %llu] is due",
-                               numoe_quote(scales->name).text,
-                               numoe_shape_text(scales->shape, scales->rank).text,
-                               (unsigned long long)rows, (unsigned long long)(columns / NUMOE_TILE));
+        return numoe_error_set(
+            o->error, -EBADMSG, o->ckpt->shards[scales->file].path,
+            "tensor \"%s\": shape %s where [%llu, %llu] is due", numoe_quote(scales->name).text,
+            numoe_shape_text(scales->shape, scales->rank).text, (unsigned long long)rows,
+            (unsigned long long)(columns / NUMOE_TILE));
     return 0;
 }
 
@@ -692,8 +703,8 @@ static int describe(struct opening *o, const json_t *section)
     if (activation->kind == NUMOE_SILU_CLAMPED && activation->limit == 0)
         activation->kind = NUMOE_SILU;
     if (activation->kind == NUMOE_SITU && activation->gate_cap == 0)
-        return numoe_error_set(o->error, -EBADMSG, c->directory,
-                               "config.json: %s must be above 0", family->gate_cap_key);
+        return numoe_error_set(o->error, -EBADMSG, c->directory, "config.json: %s must be above 0",
+                               family->gate_cap_key);
     c->desc.experts_per_token = family->experts_per_token;
     code = config_number(o, section, family->top_k_key, &c->desc.experts_per_token);
     if (code < 0)
@@ -724,8 +735,8 @@ static int find_experts(struct opening *o)
     if (c->family->section) {
         section = json_object_get(o->config, c->family->section);
         if (!json_is_object(section)) {
-            code = numoe_error_set(o->error, -EBADMSG, c->directory,
-                                   "config.json has no object %s", c->family->section);
+            code = numoe_error_set(o->error, -EBADMSG, c->directory, "config.json has no object %s",
+                                   c->family->section);
             goto out;
         }
     }
@@ -832,8 +843,8 @@ void numoe_checkpoint_expert(const struct numoe_checkpoint *checkpoint, uint64_t
     unsigned i;
 
     for (i = 0; i < NUMOE_PART_COUNT; i++)
-        parts[i] = (struct numoe_extent){places[i].file, places[i].offset,
-                                         checkpoint->part_bytes[i]};
+        parts[i] =
+            (struct numoe_extent){places[i].file, places[i].offset, checkpoint->part_bytes[i]};
 }
 
 uint64_t numoe_checkpoint_expert_bytes(const struct numoe_checkpoint *checkpoint)

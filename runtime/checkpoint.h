@@ -10,10 +10,10 @@
 #ifndef NUMOE_CHECKPOINT_H
 #define NUMOE_CHECKPOINT_H
 
-#include <stdint.h>
-
 #include "families.h"
 #include "numoe.h"
+
+#include <stdint.h>
 
 struct numoe_checkpoint;
 

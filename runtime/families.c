@@ -1,11 +1,11 @@
 /* Model families and models known by name. SPDX-License-Identifier: Apache-2.0 */
 #include "families.h"
 
+#include "files.h"
+
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
-
-#include "files.h"
 
 static const struct numoe_family families[] = {
     {
@@ -17,6 +17,8 @@ static const struct numoe_family families[] = {
         .matrices = {"w1", "w3", "w2"},
         .codes = "weight",
         .scales = "scale",
+        .codes_dtype = NUMOE_DTYPE_I8,
+        .scales_dtype = NUMOE_DTYPE_F8_E8M0,
         .architecture = "DeepseekV4ForCausalLM",
         .model_type = "deepseek_v4",
         .layers_key = "num_hidden_layers",
@@ -38,6 +40,8 @@ static const struct numoe_family families[] = {
         .matrices = {"w1", "w3", "w2"},
         .codes = "weight_packed",
         .scales = "weight_scale",
+        .codes_dtype = NUMOE_DTYPE_U8,
+        .scales_dtype = NUMOE_DTYPE_U8,
         .architecture = "KimiK3ForConditionalGeneration",
         .model_type = "kimi_k3",
         .section = "text_config",
@@ -146,17 +150,27 @@ int numoe_family_tensor(const struct numoe_family *family, uint64_t layer, uint6
     .arithmetic = NUMOE_FAST
 
 static const struct numoe_known_model models[] = {
-    {"v4-flash", "deepseek-v4", 0,
+    {"v4-flash",
+     "deepseek-v4",
+     0,
      {DESC(43, 256, 6, 4096, 2048), .activation = {.kind = NUMOE_SILU_CLAMPED, .limit = 10}}},
-    {"v4-pro", "deepseek-v4", 0,
+    {"v4-pro",
+     "deepseek-v4",
+     0,
      {DESC(61, 384, 6, 7168, 3072), .activation = {.kind = NUMOE_SILU_CLAMPED, .limit = 10}}},
-    {"kimi-k3", "kimi-k3", 1,
+    {"kimi-k3",
+     "kimi-k3",
+     1,
      {DESC(92, 896, 16, 3584, 3072),
       .activation = {.kind = NUMOE_SITU, .gate_cap = 4, .up_cap = 25}}},
-    {"gpt-oss-20b", "gpt-oss", 0,
+    {"gpt-oss-20b",
+     "gpt-oss",
+     0,
      {DESC(24, 32, 4, 2880, 2880), .bias = true,
       .activation = {.kind = NUMOE_SWIGLU_OAI, .limit = 7, .alpha = 1.702f}}},
-    {"gpt-oss-120b", "gpt-oss", 0,
+    {"gpt-oss-120b",
+     "gpt-oss",
+     0,
      {DESC(36, 128, 4, 2880, 2880), .bias = true,
       .activation = {.kind = NUMOE_SWIGLU_OAI, .limit = 7, .alpha = 1.702f}}},
 };

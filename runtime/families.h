@@ -9,11 +9,12 @@
 #ifndef NUMOE_FAMILIES_H
 #define NUMOE_FAMILIES_H
 
+#include "numoe.h"
+#include "safetensors.h"
+
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-
-#include "numoe.h"
 
 /* The tensors of one expert: three matrices, each with codes and scales. */
 enum numoe_part {
@@ -38,6 +39,7 @@ struct numoe_family {
     const char *prefix, *middle;
     const char *matrices[3]; /* gate, up, down */
     const char *codes, *scales;
+    enum numoe_dtype codes_dtype, scales_dtype; /* in its own files; more are accepted */
 
     /* Whether config.json's "architectures" or "model_type" name it */
     const char *architecture, *model_type;
@@ -64,8 +66,8 @@ int numoe_family_tensor(const struct numoe_family *family, uint64_t layer, uint6
 
 /* A model that `numoe plan` and `numoe synth` know by name. */
 struct numoe_known_model {
-    const char *name;   /* "v4-flash" */
-    const char *family; /* name of its entry above */
+    const char *name;     /* "v4-flash" */
+    const char *family;   /* name of its entry above */
     uint64_t first_layer; /* file number of the first layer with experts */
     struct numoe_model_desc desc;
 };

@@ -6,10 +6,10 @@
 #ifndef NUMOE_FILES_H
 #define NUMOE_FILES_H
 
+#include "base/numoe_base.h"
+
 #include <stdint.h>
 #include <sys/types.h>
-
-#include "base/numoe_base.h"
 
 /* Words for the error record: names from files may hold anything, and may be long. */
 struct numoe_quoted {

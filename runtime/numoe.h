@@ -42,6 +42,8 @@ struct numoe_options {
                                 plan is made for that machine and executed on this one, with
                                 workers unpinned and memory unbound */
     uint32_t workers;      /**< 0: one for each allowed core, within the cgroup's CPU quota */
+    uint32_t threads;      /**< 0: one for each planned worker. Else the plan stays as it is and so
+                                many threads execute it: results are the same bit for bit */
     const uint32_t *nodes; /**< OS indices of memory nodes to use; NULL: all */
     uint32_t node_count;
     const uint32_t *cpus; /**< OS indices of CPUs to use; NULL: all allowed */

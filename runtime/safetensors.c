@@ -8,6 +8,9 @@
  */
 #include "safetensors.h"
 
+#include "base/checked.h"
+#include "files.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <jansson.h>
@@ -17,9 +20,6 @@
 #include <string.h>
 #include <sys/random.h>
 #include <unistd.h>
-
-#include "base/checked.h"
-#include "files.h"
 
 static const struct {
     const char *name;
@@ -338,12 +338,13 @@ static int read_tensor(const struct header *h, struct numoe_tensors *tensors, co
                                numoe_quote(name).text, (unsigned long long)offset[0],
                                (unsigned long long)offset[1]);
     if (offset[1] - offset[0] != bits / 8)
-        return numoe_error_set(
-            h->error, -EBADMSG, h->path,
-            "tensor \"%s\": shape %s of %s needs %llu bytes but data_offsets [%llu, %llu] hold %llu",
-            numoe_quote(name).text, numoe_shape_text(dims, (unsigned)rank).text, dtypes[type].name,
-            (unsigned long long)(bits / 8), (unsigned long long)offset[0],
-            (unsigned long long)offset[1], (unsigned long long)(offset[1] - offset[0]));
+        return numoe_error_set(h->error, -EBADMSG, h->path,
+                               "tensor \"%s\": shape %s of %s needs %llu bytes but data_offsets "
+                               "[%llu, %llu] hold %llu",
+                               numoe_quote(name).text, numoe_shape_text(dims, (unsigned)rank).text,
+                               dtypes[type].name, (unsigned long long)(bits / 8),
+                               (unsigned long long)offset[0], (unsigned long long)offset[1],
+                               (unsigned long long)(offset[1] - offset[0]));
     if (offset[1] > h->data_bytes)
         return numoe_error_set(
             h->error, -EBADMSG, h->path,
@@ -468,10 +469,9 @@ static int header_length(int fd, const char *path, uint64_t file_bytes, uint64_t
                                "header length %llu passes the end of the file of %llu bytes",
                                (unsigned long long)n, (unsigned long long)file_bytes);
     if (n > NUMOE_SAFETENSORS_HEADER_LIMIT)
-        return numoe_error_set(error, -EBADMSG, path,
-                               "header length %llu is above the limit of %llu bytes",
-                               (unsigned long long)n,
-                               (unsigned long long)NUMOE_SAFETENSORS_HEADER_LIMIT);
+        return numoe_error_set(
+            error, -EBADMSG, path, "header length %llu is above the limit of %llu bytes",
+            (unsigned long long)n, (unsigned long long)NUMOE_SAFETENSORS_HEADER_LIMIT);
     if (n < 2)
         return numoe_error_set(error, -EBADMSG, path,
                                "header length %llu is too short for a JSON object",

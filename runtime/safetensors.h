@@ -13,9 +13,9 @@
 #ifndef NUMOE_SAFETENSORS_H
 #define NUMOE_SAFETENSORS_H
 
-#include <stdint.h>
-
 #include "base/numoe_base.h"
+
+#include <stdint.h>
 
 /* Longest header accepted. Real ones of 1.3 million tensors reach 132 MB. */
 #define NUMOE_SAFETENSORS_HEADER_LIMIT ((uint64_t)256 << 20)

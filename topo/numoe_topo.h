@@ -129,13 +129,17 @@ struct numoe_expert_shape {
 struct numoe_plan_request {
     size_t size;
     struct numoe_expert_shape shape;
-    uint32_t workers;      /**< 0: one a core of the chosen nodes, within the CPU quota */
-    const uint32_t *nodes; /**< OS indices to use, or NULL for all that may be used */
+    /** 0: one a core of the chosen nodes, within the CPU quota; or one for each of cpus. More
+     *  than there are CPUs: several workers share one, and a note says so. */
+    uint32_t workers;
+    /** OS indices to use. NULL: the nodes that serve cpus, or all whose memory is the first choice
+     *  of some allowed CPU (HBM beside DRAM, slow and CPU-less nodes only when named here). */
+    const uint32_t *nodes;
     uint32_t node_count;
     const uint32_t *cpus; /**< OS indices of PUs to pin workers to, or NULL */
     uint32_t cpu_count;
     bool smt;                  /**< also use second hardware threads of a core */
-    uint64_t keep_free_bytes;  /**< a node, besides what else needs memory there */
+    uint64_t keep_free_bytes;  /**< a node; 0: 2 % of it, at most 256 MiB */
     uint32_t lanes_per_worker; /**< 0: default */
 };
 
@@ -153,7 +157,8 @@ struct numoe_plan_node {
     uint64_t slice_count;                /**< slices, all layers and experts */
     uint32_t first_worker, worker_count; /**< its workers are consecutive */
     uint32_t lanes; /**< work units a phase is cut into here; independent of who runs */
-    double weight;  /**< its share of every expert, 0..1; they sum to 1 */
+    double weight;  /**< its share of every expert, 0..1; they sum to 1. For reading: the
+                         exact shares are numoe_plan.cumulative */
 };
 
 struct numoe_plan_worker {
@@ -170,18 +175,22 @@ struct numoe_plan {
     uint32_t node_count;
     struct numoe_plan_worker *workers;
     uint32_t worker_count;
-    uint32_t *distances; /**< node_count x node_count between plan nodes */
-    char *source;        /**< the machine's */
-    char **notes;        /**< decisions in plain words, with their reasons */
+    uint64_t *cumulative; /**< node_count + 1: shares of all nodes before, in units of 2^-62 */
+    uint64_t expert_step; /**< coprime with shape.experts; see numoe_plan_boundary */
+    uint32_t *distances;  /**< node_count x node_count between plan nodes */
+    char *source;         /**< the machine's */
+    char **notes;         /**< decisions in plain words, with their reasons */
     uint32_t note_count;
 };
 
 /**
  * Make a plan. Every slice of every expert goes to exactly one node; a node's totals stay within
  * one slice of its weight, in each layer and over all; no node gets more than it has available.
+ * Nodes and workers do not depend on the shape: plans of one machine and request list the same.
+ * With shape.layers = 0 the plan is nodes and workers only.
  * @return 0 (free with numoe_plan_free); -ENOSPC when it does not fit (the message names node or
  *         total, shortfall and what would help); -EINVAL for a CPU or node that is not there or
- *         not allowed, for more workers than hardware threads; -EOVERFLOW; -ENOMEM
+ *         not allowed, for more than 4096 workers; -EOVERFLOW; -ENOMEM
  */
 int numoe_plan_create(const struct numoe_machine *machine, const struct numoe_plan_request *request,
                       struct numoe_plan **plan, struct numoe_error *error);
@@ -190,13 +199,22 @@ void numoe_plan_free(struct numoe_plan *plan);
 /**
  * First slice of an expert that plan node n holds, n from 0 to node_count; node n holds
  * [boundary(n), boundary(n + 1)). boundary(0) = 0, boundary(node_count) = shape.slices.
- * Pure arithmetic on the plan's weights; the same on every machine.
+ *
+ * It is floor(slices * C(n) + phi), C(n) being the share of the nodes before n and phi in [0, 1) a
+ * number of its own for each (layer, expert), all of them equally far apart: where a node's share
+ * is not whole, the slice in question goes to either side as often as the share says.
+ * Whole-number arithmetic; the same on every machine.
  */
 uint64_t numoe_plan_boundary(const struct numoe_plan *plan, uint64_t layer, uint64_t expert,
                              uint32_t plan_node);
 
 void numoe_plan_print(const struct numoe_plan *plan, FILE *out);
-/** {"nodes": [{"os_index", "capacity_bytes", "planned_bytes", "workers", ...}], ...} */
+/**
+ * {"source", "nodes": [{"os_index", "capacity_bytes", "planned_bytes", "available_bytes",
+ * "workers", "lanes", "weight", "slices"}], "workers": [{"worker", "os_cpu", "node"}],
+ * "total_bytes", "notes": [...]}; a worker's node is an OS index.
+ * @return 0, -ENOMEM or -EIO
+ */
 int numoe_plan_print_json(const struct numoe_plan *plan, FILE *out);
 
 /* ---- memory --------------------------------------------------------------------------------- */

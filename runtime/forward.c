@@ -1,0 +1,228 @@
+/*
+ * Calls on a layer: forward, submit, wait. context.h says how turns and a pending submission work.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#include <errno.h>
+#include <string.h>
+#include <time.h>
+
+#include "context.h"
+
+static uint64_t now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+static void add(atomic_uint_fast64_t *counter, uint64_t n)
+{
+    atomic_fetch_add_explicit(counter, n, memory_order_relaxed);
+}
+
+static int copy_batch(const struct numoe_batch *batch, struct numoe_batch *copy,
+                      struct numoe_error *error)
+{
+    *copy = (struct numoe_batch)NUMOE_BATCH_INIT;
+    if (!batch)
+        return numoe_error_set(error, -EINVAL, "batch", "is NULL");
+    if (batch->size < offsetof(struct numoe_batch, scale))
+        return numoe_error_set(error, -EINVAL, "batch",
+                               "size %zu is not that of struct numoe_batch", batch->size);
+    memcpy(copy, batch, batch->size < sizeof *copy ? batch->size : sizeof *copy);
+    copy->size = sizeof *copy;
+    return 0;
+}
+
+static void give_result(const struct numoe_result *from, struct numoe_result *to)
+{
+    const size_t size = to ? to->size : 0;
+
+    if (size < sizeof to->size)
+        return;
+    memcpy(to, from, size < sizeof *from ? size : sizeof *from);
+    to->size = size;
+}
+
+/* Turn held. Finish what numoe_submit left running; its result waits in the schedule. */
+static void finish_pending(struct numoe *context)
+{
+    if (!context->pending || context->finished)
+        return;
+    numoe_pool_wait(context->pool, context->pool_ticket);
+    context->finished = true;
+    context->pending_result = context->schedule.result;
+    add(&context->nanoseconds, now_ns() - context->pending_since);
+}
+
+static void count_call(struct numoe *context, const struct numoe_schedule *s)
+{
+    add(&context->calls, 1);
+    add(&context->tokens, s->batch.tokens);
+    add(&context->pairs, s->result.pairs);
+    add(&context->skipped, s->result.skipped);
+    add(&context->missing, s->result.missing);
+    add(&context->expert_bytes, s->result.expert_bytes);
+    atomic_store_explicit(&context->workspace_bytes, s->memory_bytes, memory_order_relaxed);
+}
+
+/* Turn held. Lay out the pass that begins at token `begin`; job is ready to run on success. */
+static int prepare(struct numoe *context, uint64_t begin, uint64_t most, struct numoe_pool_job *job,
+                   struct numoe_error *error)
+{
+    struct numoe_schedule *s = &context->schedule;
+    const uint64_t left = s->batch.tokens - begin;
+    int rc;
+
+    s->token_begin = begin;
+    s->token_count = left < most ? left : most;
+    rc = numoe_schedule_build(s, numoe_pool_worker_count(context->pool));
+    if (rc)
+        return numoe_error_set(error, rc, "workspace",
+                               rc == -ENOMEM ? "no memory for %llu tokens"
+                                             : "%llu tokens are too many for one pass",
+                               (unsigned long long)s->token_count);
+    numoe_schedule_job(s, job);
+    return 0;
+}
+
+/*
+ * Turn held. Run every pass but, when last is given, the last one, whose job is left there.
+ * Memory grows to what the first (largest) pass needs before anything is written.
+ */
+static int run_passes(struct numoe *context, struct numoe_model *model, uint64_t layer,
+                      const struct numoe_batch *batch, struct numoe_pool_job *last,
+                      struct numoe_error *error)
+{
+    struct numoe_schedule *s = &context->schedule;
+    const uint64_t most = numoe_schedule_pass(model, batch);
+    struct numoe_pool_job job;
+
+    s->model = model;
+    s->layer = layer;
+    s->batch = *batch;
+    s->result = (struct numoe_result)NUMOE_RESULT_INIT;
+    for (uint64_t begin = 0; begin < batch->tokens; begin += s->token_count) {
+        int rc = prepare(context, begin, most, &job, error);
+        if (rc)
+            return rc;
+        if (last && begin + s->token_count == batch->tokens) {
+            *last = job;
+            break;
+        }
+        rc = numoe_pool_run(context->pool, &job);
+        if (rc)
+            return numoe_error_set(error, rc, "workers",
+                                   rc == -ECHILD ? "this process was forked from the context's"
+                                                 : "could not run the job");
+    }
+    count_call(context, s);
+    return 0;
+}
+
+static int check_call(struct numoe_model *model, uint64_t layer, const struct numoe_batch *batch,
+                      struct numoe_batch *copy, struct numoe_error *error)
+{
+    int rc;
+
+    if (!model)
+        return numoe_error_set(error, -EINVAL, "model", "is NULL");
+    rc = copy_batch(batch, copy, error);
+    return rc ? rc : numoe_schedule_check(model, layer, copy, error);
+}
+
+int numoe_forward(struct numoe_model *model, uint64_t layer, const struct numoe_batch *batch,
+                  struct numoe_result *result, struct numoe_error *error)
+{
+    const uint64_t since = now_ns();
+    struct numoe_batch copy;
+    struct numoe *context;
+    int rc = check_call(model, layer, batch, &copy, error);
+
+    if (rc)
+        return rc;
+    context = model->context;
+    pthread_mutex_lock(&context->turn);
+    finish_pending(context);
+    rc = run_passes(context, model, layer, &copy, NULL, error);
+    if (!rc) {
+        add(&context->nanoseconds, now_ns() - since);
+        give_result(&context->schedule.result, result);
+    }
+    pthread_mutex_unlock(&context->turn);
+    return rc;
+}
+
+int numoe_submit(struct numoe_model *model, uint64_t layer, const struct numoe_batch *batch,
+                 uint64_t *ticket, struct numoe_error *error)
+{
+    const uint64_t since = now_ns();
+    struct numoe_pool_job job = {0};
+    struct numoe_batch copy;
+    struct numoe *context;
+    int rc = check_call(model, layer, batch, &copy, error);
+
+    if (!rc && !ticket)
+        rc = numoe_error_set(error, -EINVAL, "ticket", "is NULL");
+    if (rc)
+        return rc;
+    context = model->context;
+    pthread_mutex_lock(&context->turn);
+    if (context->pending) {
+        rc = numoe_error_set(error, -EAGAIN, "submit", "a submission is outstanding");
+        goto out;
+    }
+    rc = run_passes(context, model, layer, &copy, &job, error);
+    if (rc)
+        goto out;
+    context->finished = copy.tokens == 0;
+    if (context->finished) {
+        context->pending_result = context->schedule.result;
+    } else {
+        rc = numoe_pool_submit(context->pool, &job, &context->pool_ticket);
+        if (rc) {
+            numoe_error_set(error, rc, "workers", "could not take the job");
+            goto out;
+        }
+    }
+    context->pending = true;
+    context->pending_model = model;
+    context->pending_since = since;
+    context->pending_ticket = context->next_ticket++;
+    *ticket = context->pending_ticket;
+out:
+    pthread_mutex_unlock(&context->turn);
+    return rc;
+}
+
+int numoe_wait(struct numoe_model *model, uint64_t ticket, struct numoe_result *result)
+{
+    struct numoe *context;
+    int rc = -EINVAL;
+
+    if (!model)
+        return -EINVAL;
+    context = model->context;
+    pthread_mutex_lock(&context->turn);
+    if (context->pending && context->pending_model == model && context->pending_ticket == ticket) {
+        finish_pending(context);
+        give_result(&context->pending_result, result);
+        context->pending = false;
+        rc = 0;
+    }
+    pthread_mutex_unlock(&context->turn);
+    return rc;
+}
+
+void numoe_context_forget(struct numoe_model *model)
+{
+    struct numoe *context = model->context;
+
+    pthread_mutex_lock(&context->turn);
+    if (context->pending && context->pending_model == model) {
+        finish_pending(context);
+        context->pending = false;
+    }
+    pthread_mutex_unlock(&context->turn);
+}

@@ -1,0 +1,559 @@
+/*
+ * Models: placement, memory, and storing experts.
+ *
+ * One arena a node holds the slices that the plan puts there, ordered [layer][expert][slice], and
+ * after them the b2 rows of the experts whose slice 0 is there.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#include "model.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/checked.h"
+#include "context.h"
+
+#define POPULATE_BYTES ((uint64_t)64 << 20) /* an item of the job that makes arenas resident */
+
+const struct numoe_plan *numoe_model_plan(const struct numoe_model *model)
+{
+    return model->plan;
+}
+
+struct numoe *numoe_model_context(struct numoe_model *model)
+{
+    return model->context;
+}
+
+const struct numoe_slice_shape *numoe_model_shape(const struct numoe_model *model)
+{
+    return &model->shape;
+}
+
+const struct numoe_kernels *numoe_model_kernels(const struct numoe_model *model)
+{
+    return model->kernels;
+}
+
+static int check_desc(const struct numoe_model_desc *desc, struct numoe_error *error)
+{
+    const struct {
+        const char *name;
+        uint64_t value, most;
+    } fields[] = {
+        {"layers", desc->layers, 1u << 20},
+        {"experts", desc->experts, 1u << 20},
+        {"hidden", desc->hidden, 1u << 24},
+        {"intermediate", desc->intermediate, 1u << 24},
+    };
+
+    for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++)
+        if (fields[i].value < 1 || fields[i].value > fields[i].most)
+            return numoe_error_set(error, -EINVAL, fields[i].name, "%llu is not in 1..%llu",
+                                   (unsigned long long)fields[i].value,
+                                   (unsigned long long)fields[i].most);
+    if (desc->format != NUMOE_MXFP4)
+        return numoe_error_set(error, -EINVAL, "format", "%d is not known", (int)desc->format);
+    return numoe_activation_check(&desc->activation, error);
+}
+
+/* start[] of every node, and where the b2 rows are. */
+static int place(struct numoe_model *model, struct numoe_error *error)
+{
+    const struct numoe_model_desc *desc = &model->desc;
+    const uint64_t experts = desc->layers * desc->experts;
+    const uint32_t nodes = model->plan->node_count;
+    uint32_t *biases;
+
+    model->nodes = calloc(nodes, sizeof *model->nodes);
+    model->state = calloc(experts, 1);
+    model->bias_place = calloc(experts, sizeof *model->bias_place);
+    model->bias_node = calloc(experts, sizeof *model->bias_node);
+    biases = calloc(nodes, sizeof *biases);
+    if (!model->nodes || !model->state || !model->bias_place || !model->bias_node || !biases)
+        goto fail;
+    for (uint32_t n = 0; n < nodes; n++) {
+        model->nodes[n].start = malloc((experts + 1) * sizeof(uint32_t));
+        if (!model->nodes[n].start)
+            goto fail;
+        model->nodes[n].start[0] = 0;
+    }
+    for (uint64_t q = 0; q < experts; q++) {
+        const uint64_t layer = q / desc->experts, expert = q % desc->experts;
+        uint64_t from = 0;
+        for (uint32_t n = 0; n < nodes; n++) {
+            const uint64_t to = numoe_plan_boundary(model->plan, layer, expert, n + 1);
+            const uint64_t next = model->nodes[n].start[q] + (to - from);
+            if (next > UINT32_MAX) {
+                free(biases);
+                return numoe_error_set(error, -EOVERFLOW, "model", "too many slices on a node");
+            }
+            if (from == 0 && to > 0) {
+                model->bias_node[q] = n;
+                model->bias_place[q] = biases[n]++;
+            }
+            model->nodes[n].start[q + 1] = (uint32_t)next;
+            from = to;
+        }
+    }
+    for (uint32_t n = 0; n < nodes; n++)
+        model->nodes[n].bias_offset = model->nodes[n].start[experts] * model->shape.bytes;
+    free(biases);
+    return 0;
+fail:
+    free(biases);
+    return numoe_error_set(error, -ENOMEM, "model", "no memory for the placement tables");
+}
+
+/* The arenas are made resident by the workers of their nodes, a chunk an item. */
+struct populate {
+    struct numoe_model *model;
+    uint32_t *item_node;
+    uint64_t *item_offset;
+    atomic_int failed; /* the first failure's code */
+    struct numoe_error error;
+};
+
+static void populate_chunk(void *context, uint32_t item, uint32_t worker)
+{
+    struct populate *p = context;
+    struct numoe_memory *memory = p->model->nodes[p->item_node[item]].memory;
+    const uint64_t left = numoe_memory_bytes(memory) - p->item_offset[item];
+    struct numoe_error error = NUMOE_ERROR_INIT;
+    int none = 0, rc;
+
+    (void)worker;
+    if (atomic_load_explicit(&p->failed, memory_order_relaxed))
+        return;
+    rc = numoe_memory_populate(memory, p->item_offset[item],
+                               left < POPULATE_BYTES ? left : POPULATE_BYTES, &error);
+    /* the winner alone writes the error; the job's end publishes it */
+    if (rc && atomic_compare_exchange_strong_explicit(&p->failed, &none, rc, memory_order_relaxed,
+                                                      memory_order_relaxed))
+        p->error = error;
+}
+
+static int populate(struct numoe_model *model, struct numoe_error *error)
+{
+    const struct numoe_plan *plan = model->plan;
+    const uint32_t workers = numoe_pool_worker_count(model->context->pool);
+    struct populate p = {.model = model, .error = NUMOE_ERROR_INIT};
+    struct numoe_pool_job job = {.context = &p, .phase_count = 1};
+    uint32_t *first = NULL;
+    uint64_t items = 0;
+    int rc = -ENOMEM;
+
+    for (uint32_t n = 0; n < plan->node_count; n++)
+        if (model->nodes[n].memory)
+            items +=
+                (numoe_memory_bytes(model->nodes[n].memory) + POPULATE_BYTES - 1) / POPULATE_BYTES;
+    if (items >= NUMOE_POOL_MAX_ITEMS)
+        return numoe_error_set(error, -EOVERFLOW, "model", "too large");
+    p.item_node = malloc((items + 1) * sizeof *p.item_node);
+    p.item_offset = malloc((items + 1) * sizeof *p.item_offset);
+    first = calloc(workers + 1, sizeof *first);
+    if (!p.item_node || !p.item_offset || !first) {
+        numoe_error_set(error, -ENOMEM, "model", "out of memory");
+        goto out;
+    }
+    items = 0;
+    for (uint32_t n = 0; n < plan->node_count; n++) {
+        const struct numoe_plan_node *node = &plan->nodes[n];
+        const uint64_t begin = items;
+        if (model->nodes[n].memory)
+            for (uint64_t at = 0; at < numoe_memory_bytes(model->nodes[n].memory);
+                 at += POPULATE_BYTES) {
+                p.item_node[items] = n;
+                p.item_offset[items++] = at;
+            }
+        if (workers == plan->worker_count)
+            for (uint32_t w = 0; w < node->worker_count; w++)
+                first[node->first_worker + w] =
+                    (uint32_t)(begin + (items - begin) * w / node->worker_count);
+    }
+    /* a node without workers leaves its chunks to the worker before it */
+    for (uint32_t w = 0; w < workers && workers != plan->worker_count; w++)
+        first[w] = (uint32_t)(items * w / workers);
+    first[0] = 0;
+    first[workers] = (uint32_t)items;
+    job.phases[0] = (struct numoe_pool_phase){populate_chunk, (uint32_t)items, first};
+    rc = numoe_pool_run(model->context->pool, &job);
+    if (!rc) {
+        rc = atomic_load_explicit(&p.failed, memory_order_relaxed);
+        if (rc && error)
+            *error = p.error;
+    }
+out:
+    free(p.item_node);
+    free(p.item_offset);
+    free(first);
+    return rc;
+}
+
+static int reserve(struct numoe_model *model, struct numoe_error *error)
+{
+    const struct numoe_plan *plan = model->plan;
+
+    for (uint32_t n = 0; n < plan->node_count; n++) {
+        struct model_node *node = &model->nodes[n];
+        const uint64_t bytes = plan->nodes[n].planned_bytes;
+        int rc;
+
+        if (bytes == 0)
+            continue;
+        rc = numoe_memory_create(model->context->described ? NUMOE_NONE : plan->nodes[n].os_index,
+                                 bytes, model->context->strict_memory, &model->context->log,
+                                 &node->memory, error);
+        if (rc)
+            return rc;
+        node->base = numoe_memory_address(node->memory);
+    }
+    return populate(model, error);
+}
+
+int numoe_model_create(struct numoe *context, const struct numoe_model_desc *desc,
+                       struct numoe_model **out, struct numoe_error *error)
+{
+    struct numoe_model_desc d = NUMOE_MODEL_DESC_INIT;
+    struct numoe_expert_shape shape;
+    struct numoe_model *model;
+    uint64_t total;
+    int rc;
+
+    if (!context || !desc || !out)
+        return numoe_error_set(error, -EINVAL,
+                               !context ? "context"
+                               : !desc  ? "desc"
+                                        : "model",
+                               "is NULL");
+    if (desc->size < offsetof(struct numoe_model_desc, arithmetic))
+        return numoe_error_set(error, -EINVAL, "desc",
+                               "size %zu is not that of struct numoe_model_desc", desc->size);
+    memcpy(&d, desc, desc->size < sizeof d ? desc->size : sizeof d);
+    d.size = sizeof d;
+    rc = check_desc(&d, error);
+    if (rc)
+        return rc;
+    model = calloc(1, sizeof *model);
+    if (!model)
+        return numoe_error_set(error, -ENOMEM, "model", "out of memory");
+    model->context = context;
+    model->desc = d;
+    atomic_fetch_add_explicit(&context->models, 1, memory_order_relaxed);
+    model->kernels = numoe_kernels_select(d.arithmetic, context->isa, error);
+    if (!model->kernels) {
+        rc = error && error->code ? error->code : -ENOTSUP;
+        goto fail;
+    }
+    rc = numoe_slice_shape_init(&model->shape, d.hidden, d.bias);
+    if (rc) {
+        numoe_error_set(error, rc, "hidden", "%llu overflows", (unsigned long long)d.hidden);
+        goto fail;
+    }
+    shape = (struct numoe_expert_shape){
+        .layers = d.layers,
+        .experts = d.experts,
+        .slices = (d.intermediate + NUMOE_TILE - 1) / NUMOE_TILE,
+        .slice_bytes = model->shape.bytes,
+        .hidden = d.hidden,
+        .experts_per_token = d.experts_per_token,
+        .expert_bytes = d.bias ? model->shape.hidden_tiles * NUMOE_TILE * sizeof(float) : 0,
+    };
+    if (!numoe_mul_u64(shape.slices, shape.slice_bytes, &total) ||
+        !numoe_mul_u64(total, shape.experts * shape.layers, &total) || total > INT64_MAX) {
+        rc = numoe_error_set(error, -EOVERFLOW, "model", "its size overflows 63 bits");
+        goto fail;
+    }
+    rc = numoe_context_plan(context, &shape, &model->plan, error);
+    if (rc)
+        goto fail;
+    rc = place(model, error);
+    if (!rc)
+        rc = reserve(model, error);
+    if (rc)
+        goto fail;
+    *out = model;
+    return 0;
+fail:
+    numoe_model_destroy(model);
+    return rc;
+}
+
+void numoe_model_destroy(struct numoe_model *model)
+{
+    if (!model)
+        return;
+    numoe_context_forget(model);
+    for (uint32_t n = 0; model->nodes && n < model->plan->node_count; n++) {
+        if (model->nodes[n].memory)
+            numoe_memory_destroy(model->nodes[n].memory);
+        free(model->nodes[n].start);
+    }
+    atomic_fetch_sub_explicit(&model->context->models, 1, memory_order_relaxed);
+    free(model->nodes);
+    free(model->state);
+    free(model->bias_place);
+    free(model->bias_node);
+    numoe_plan_free(model->plan);
+    free(model);
+}
+
+/* ---- storing --------------------------------------------------------------------------------- */
+
+const void *numoe_model_run(const struct numoe_model *model, uint64_t layer, uint64_t expert,
+                            uint32_t plan_node, uint64_t *first, uint64_t *count)
+{
+    const uint64_t q = layer * model->desc.experts + expert;
+    const struct model_node *node = &model->nodes[plan_node];
+
+    *first = 0;
+    for (uint32_t n = 0; n < plan_node; n++)
+        *first += model->nodes[n].start[q + 1] - model->nodes[n].start[q];
+    *count = node->start[q + 1] - node->start[q];
+    return *count ? node->base + node->start[q] * model->shape.bytes : NULL;
+}
+
+int numoe_model_store(struct numoe_model *model, uint64_t layer, uint64_t expert,
+                      uint32_t plan_node, const struct numoe_expert_source *source,
+                      struct numoe_pack_report *report)
+{
+    uint64_t first, count;
+    const void *run = numoe_model_run(model, layer, expert, plan_node, &first, &count);
+
+    return count ? numoe_pack_slices(&model->shape, source, first, count, (void *)(uintptr_t)run,
+                                     report)
+                 : 0;
+}
+
+int numoe_model_store_range(struct numoe_model *model, uint64_t layer, uint64_t expert,
+                            uint64_t first, uint64_t count,
+                            const struct numoe_expert_source *source,
+                            struct numoe_pack_report *report)
+{
+    const uint64_t end = first + count;
+
+    for (uint32_t n = 0; n < model->plan->node_count; n++) {
+        uint64_t from, held;
+        uint8_t *run = (uint8_t *)(uintptr_t)numoe_model_run(model, layer, expert, n, &from, &held);
+        const uint64_t begin = first > from ? first : from;
+        const uint64_t stop = end < from + held ? end : from + held;
+        int rc;
+
+        if (begin >= stop)
+            continue;
+        rc = numoe_pack_slices(&model->shape, source, begin, stop - begin,
+                               run + (begin - from) * model->shape.bytes, report);
+        if (rc)
+            return rc;
+    }
+    return 0;
+}
+
+static float *bias_row(const struct numoe_model *model, uint64_t layer, uint64_t expert)
+{
+    const uint64_t q = layer * model->desc.experts + expert;
+    const struct model_node *node = &model->nodes[model->bias_node[q]];
+    const uint64_t row = model->shape.hidden_tiles * NUMOE_TILE * sizeof(float);
+
+    return (float *)(void *)(node->base + node->bias_offset + model->bias_place[q] * row);
+}
+
+void numoe_model_store_down_bias(struct numoe_model *model, uint64_t layer, uint64_t expert,
+                                 const float *down_bias)
+{
+    float *row = bias_row(model, layer, expert);
+
+    for (uint64_t i = 0; i < model->shape.hidden_tiles * NUMOE_TILE; i++) {
+        const uint64_t from = i / NUMOE_TILE * NUMOE_TILE + numoe_lane_row(i % NUMOE_TILE);
+        row[i] = from < model->desc.hidden ? down_bias[from] : 0.0f;
+    }
+}
+
+const float *numoe_model_down_bias(const struct numoe_model *model, uint64_t layer, uint64_t expert)
+{
+    return model->desc.bias ? bias_row(model, layer, expert) : NULL;
+}
+
+void numoe_model_mark(struct numoe_model *model, uint64_t layer, uint64_t expert, bool present,
+                      bool extreme_scales)
+{
+    model->state[layer * model->desc.experts + expert] =
+        (uint8_t)((present ? EXPERT_PRESENT : 0) | (extreme_scales ? EXPERT_EXTREME : 0));
+}
+
+void numoe_model_set_origin(struct numoe_model *model, const char *family,
+                            uint64_t checkpoint_bytes, double seconds, const char *io_path)
+{
+    strncpy(model->family, family, sizeof model->family - 1);
+    strncpy(model->io_path, io_path, sizeof model->io_path - 1);
+    model->checkpoint_bytes = checkpoint_bytes;
+    model->load_seconds = seconds;
+}
+
+struct store_job {
+    struct numoe_model *model;
+    const struct numoe_expert_source *source;
+    uint64_t layer, expert;
+    uint64_t slices_an_item;
+    struct numoe_pack_report *reports; /* one an item */
+    int *results;
+};
+
+static void store_item(void *context, uint32_t item, uint32_t worker)
+{
+    struct store_job *job = context;
+    const uint64_t slices = job->model->plan->shape.slices;
+    const uint64_t first = item * job->slices_an_item;
+    const uint64_t left = slices - first;
+
+    (void)worker;
+    job->results[item] = numoe_model_store_range(
+        job->model, job->layer, job->expert, first,
+        left < job->slices_an_item ? left : job->slices_an_item, job->source, &job->reports[item]);
+}
+
+/* Pointers and steps of the three matrices. */
+static int check_weights(const struct numoe_model *model, const struct numoe_expert_weights *w,
+                         struct numoe_error *error)
+{
+    static const char *const names[3] = {"gate", "up", "down"};
+    const struct numoe_mxfp4 *m[3] = {&w->gate, &w->up, &w->down};
+
+    for (int i = 0; i < 3; i++) {
+        if (!m[i]->codes || !m[i]->scales)
+            return numoe_error_set(error, -EINVAL, names[i], "codes or scales are NULL");
+        if (m[i]->nibbles != NUMOE_NIBBLES_ADJACENT && m[i]->nibbles != NUMOE_NIBBLES_SPLIT)
+            return numoe_error_set(error, -EINVAL, names[i], "nibble order %d is not known",
+                                   (int)m[i]->nibbles);
+        if (m[i]->code_step < 16 || m[i]->scale_step < 1)
+            return numoe_error_set(
+                error, -EINVAL, names[i], "steps %llu and %llu overlap: at least 16 and 1",
+                (unsigned long long)m[i]->code_step, (unsigned long long)m[i]->scale_step);
+    }
+    if (model->desc.bias && (!w->gate_bias || !w->up_bias || !w->down_bias || w->bias_step < 1))
+        return numoe_error_set(error, -EINVAL, "bias",
+                               "the model has biases: gate_bias, up_bias, down_bias and bias_step "
+                               "must be given");
+    if (!model->desc.bias && (w->gate_bias || w->up_bias || w->down_bias))
+        return numoe_error_set(error, -EINVAL, "bias", "the model was created without biases");
+    return 0;
+}
+
+int numoe_expert_load(struct numoe_model *model, uint64_t layer, uint64_t expert,
+                      const struct numoe_expert_weights *weights, struct numoe_error *error)
+{
+    static const char *const names[3] = {"gate", "up", "down"};
+    struct numoe_expert_weights w = {0};
+    struct numoe_expert_source source;
+    struct store_job job;
+    struct numoe_pool_job pool_job;
+    uint32_t items;
+    bool extreme = false;
+    int rc;
+
+    if (!model || !weights)
+        return numoe_error_set(error, -EINVAL, !model ? "model" : "weights", "is NULL");
+    if (layer >= model->desc.layers || expert >= model->desc.experts)
+        return numoe_error_set(error, -EINVAL, "expert",
+                               "layer %llu, expert %llu of a model of %llu layers, %llu experts",
+                               (unsigned long long)layer, (unsigned long long)expert,
+                               (unsigned long long)model->desc.layers,
+                               (unsigned long long)model->desc.experts);
+    memcpy(&w, weights, weights->size < sizeof w ? weights->size : sizeof w);
+    rc = check_weights(model, &w, error);
+    if (rc)
+        return rc;
+    source = (struct numoe_expert_source){
+        .hidden = model->desc.hidden,
+        .intermediate = model->desc.intermediate,
+        .gate = w.gate,
+        .up = w.up,
+        .down = w.down,
+        .gate_bias = w.gate_bias,
+        .up_bias = w.up_bias,
+        .bias_step = w.bias_step,
+    };
+    job = (struct store_job){.model = model, .source = &source, .layer = layer, .expert = expert};
+    job.slices_an_item = 8;
+    items = (uint32_t)((model->plan->shape.slices + 7) / 8);
+    job.reports = calloc(items, sizeof *job.reports);
+    job.results = calloc(items, sizeof *job.results);
+    if (!job.reports || !job.results) {
+        rc = numoe_error_set(error, -ENOMEM, "expert", "out of memory");
+        goto out;
+    }
+    numoe_model_mark(model, layer, expert, false, false);
+    pool_job = (struct numoe_pool_job){.context = &job, .phase_count = 1};
+    pool_job.phases[0] = (struct numoe_pool_phase){store_item, items, NULL};
+    rc = numoe_pool_run(model->context->pool, &pool_job);
+    for (uint32_t i = 0; !rc && i < items; i++) {
+        extreme = extreme || job.reports[i].extreme_scales;
+        rc = job.results[i];
+        if (rc == -EDOM)
+            numoe_error_set(error, rc, names[job.reports[i].bad_matrix],
+                            "layer %llu, expert %llu: scale byte 255 (NaN) in row %llu, group %llu",
+                            (unsigned long long)layer, (unsigned long long)expert,
+                            (unsigned long long)job.reports[i].bad_row,
+                            (unsigned long long)job.reports[i].bad_group);
+        else if (rc)
+            numoe_error_set(error, rc, "expert", "could not be packed");
+    }
+    if (!rc) {
+        if (model->desc.bias)
+            numoe_model_store_down_bias(model, layer, expert, w.down_bias);
+        numoe_model_mark(model, layer, expert, true, extreme);
+    }
+out:
+    free(job.reports);
+    free(job.results);
+    return rc;
+}
+
+/* ---- information ----------------------------------------------------------------------------- */
+
+int numoe_model_info(const struct numoe_model *model, struct numoe_model_info *info)
+{
+    struct numoe_model_info now = {.size = sizeof now};
+
+    if (!model || !info || info->size < sizeof info->size)
+        return -EINVAL;
+    now.desc = model->desc;
+    memcpy(now.family, model->family, sizeof now.family);
+    strncpy(now.kernels, model->kernels->name, sizeof now.kernels - 1);
+    now.node_count = model->plan->node_count;
+    now.worker_count = numoe_pool_worker_count(model->context->pool);
+    now.expert_bytes =
+        model->plan->shape.slices * model->shape.bytes + model->plan->shape.expert_bytes;
+    for (uint32_t n = 0; n < model->plan->node_count; n++)
+        now.resident_bytes += model->plan->nodes[n].planned_bytes;
+    now.checkpoint_bytes = model->checkpoint_bytes;
+    now.load_seconds = model->load_seconds;
+    memcpy(now.io_path, model->io_path, sizeof now.io_path);
+    now.size = info->size;
+    memcpy(info, &now, info->size < sizeof now ? info->size : sizeof now);
+    return 0;
+}
+
+int numoe_model_node(const struct numoe_model *model, uint32_t index, struct numoe_node_info *info)
+{
+    struct numoe_memory_report report = {0};
+
+    if (!model || !info || index >= model->plan->node_count)
+        return -EINVAL;
+    const struct numoe_plan_node *node = &model->plan->nodes[index];
+    if (model->nodes[index].memory)
+        numoe_memory_inspect(model->nodes[index].memory, &report);
+    *info = (struct numoe_node_info){
+        .os_index = node->os_index,
+        .workers = node->worker_count,
+        .capacity_bytes = node->capacity_bytes,
+        .planned_bytes = node->planned_bytes,
+        .huge_bytes = report.huge_bytes,
+        .checked_bytes = report.checked_bytes,
+        .placed_bytes = report.placed_bytes,
+        .bound = report.bound,
+    };
+    return 0;
+}

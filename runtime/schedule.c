@@ -1,0 +1,807 @@
+/*
+ * The schedule of one call (or of one pass of it, when it has very many tokens).
+ *
+ * Lane: the unit that a worker takes, an ordered list of runs on one memory node; its runs are
+ * summed in order into rows of its own, one for each token it touches. Rows belong to lanes and
+ * lanes do not depend on who computes them, so results are the same bits for any number of threads
+ * and any stealing. The fixed reduction: a token's output is the sum of its rows in the order in
+ * which the lanes were laid out (node by node; within a node experts with many tokens first).
+ *
+ * Laying out one node, with the share of each hit expert that the plan placed there:
+ *
+ *   many tokens   an expert with more tokens than the few-token form pays for: a lane for each
+ *                 block of its tokens, and for each range of slices where one block would be more
+ *                 than a lane's share of the work
+ *   few tokens    the others, in expert order, as one sequence of slices cut into lanes of equal
+ *                 cost, wherever the cut falls; so one token's six experts fill any number of
+ *                 workers evenly, and its rows are as many as lanes, not experts x lanes
+ *
+ * Phases: records (many tokens only: with few, each worker makes its own), lanes, combine.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#include "schedule.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "base/checked.h"
+#include "context.h"
+
+enum {
+    RUN_TOKENS = 256,        /* most tokens of a call to a kernel */
+    RECORD_TOKENS = 16,      /* tokens of a record item */
+    LANE_SLICES = 32,        /* a few-token lane aims at so many slices ... */
+    LANE_SLICES_LEAST = 4,   /* ... and has fewer only to give every worker one */
+    RANGE_SLICES_LEAST = 4,  /* many tokens: fewer slices before down cost time */
+    BLOCK_TOKENS_LEAST = 16, /* many tokens: smaller blocks decode too often */
+    LANES_MOST = 8           /* times the plan's lanes of a node: as finely as few tokens are cut */
+};
+#define ROW_BYTES_MOST ((uint64_t)512 << 20) /* of one pass */
+
+/* ---- memory of a call ------------------------------------------------------------------------ */
+
+enum memory_use {
+    MEMORY_LANES,
+    MEMORY_RUNS,
+    MEMORY_ENTRIES,
+    MEMORY_TOKEN_FIRST,
+    MEMORY_TOKEN_ROWS,
+    MEMORY_LANE_FIRST,
+    MEMORY_RECORDS,
+    MEMORY_ROWS,
+    MEMORY_SCRATCH,
+    MEMORY_OWN_EPOCH,
+    MEMORY_BUILD,
+    MEMORY_ROW_TOKEN
+};
+
+/* At least `bytes` at grow->data; what was there is kept. Zero bytes are fine. */
+static int grow_to(struct numoe_schedule *s, enum memory_use use, uint64_t bytes)
+{
+    struct grow *g = &s->memory[use];
+    const uint64_t page = (uint64_t)2 << 20;
+    uint64_t want;
+    void *data;
+
+    if (bytes <= g->bytes)
+        return 0;
+    if (!numoe_add_u64(bytes, bytes / 2, &want) ||
+        !numoe_round_up_u64(want, want > page ? page : 4096, &want) || want > SIZE_MAX / 2)
+        return -EOVERFLOW;
+    data = mmap(NULL, want, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1,
+                0);
+    if (data == MAP_FAILED)
+        return -ENOMEM;
+    if (want >= page)
+        madvise(data, want, MADV_HUGEPAGE); /* only speed depends on it */
+    if (g->data) {
+        memcpy(data, g->data, g->bytes);
+        munmap(g->data, g->bytes);
+    }
+    s->memory_bytes += want - g->bytes;
+    g->data = data;
+    g->bytes = want;
+    return 0;
+}
+
+/* As grow_to for memory that starts anew each call: nothing is copied. */
+static int renew(struct numoe_schedule *s, enum memory_use use, uint64_t bytes)
+{
+    struct grow *g = &s->memory[use];
+
+    if (bytes > g->bytes && g->data) {
+        munmap(g->data, g->bytes);
+        s->memory_bytes -= g->bytes;
+        *g = (struct grow){NULL, 0};
+    }
+    return grow_to(s, use, bytes);
+}
+
+void numoe_schedule_free(struct numoe_schedule *s)
+{
+    for (size_t i = 0; i < sizeof s->memory / sizeof s->memory[0]; i++)
+        if (s->memory[i].data)
+            munmap(s->memory[i].data, s->memory[i].bytes);
+    memset(s, 0, sizeof *s);
+}
+
+/* ---- the batch ------------------------------------------------------------------------------- */
+
+static int64_t batch_id(const struct numoe_batch *batch, uint64_t at)
+{
+    return batch->id_bytes == 8 ? ((const int64_t *)batch->ids)[at]
+                                : ((const int32_t *)batch->ids)[at];
+}
+
+static uint64_t x_stride(const struct numoe_schedule *s)
+{
+    return s->batch.x_stride ? s->batch.x_stride : s->model->desc.hidden;
+}
+
+static uint64_t out_stride(const struct numoe_schedule *s)
+{
+    return s->batch.out_stride ? s->batch.out_stride : s->model->desc.hidden;
+}
+
+static bool known_type(enum numoe_type type)
+{
+    return type == NUMOE_BF16 || type == NUMOE_F32;
+}
+
+int numoe_schedule_check(const struct numoe_model *model, uint64_t layer,
+                         const struct numoe_batch *batch, struct numoe_error *error)
+{
+    const struct numoe_model_desc *desc = &model->desc;
+    uint64_t cells;
+
+    if (layer >= desc->layers)
+        return numoe_error_set(error, -EINVAL, "layer", "%llu of a model of %llu layers",
+                               (unsigned long long)layer, (unsigned long long)desc->layers);
+    if (batch->tokens == 0)
+        return 0;
+    if (batch->top_k < 1 || batch->top_k > 64)
+        return numoe_error_set(error, -EINVAL, "top_k", "%llu is not in 1..64",
+                               (unsigned long long)batch->top_k);
+    if (batch->id_bytes != 4 && batch->id_bytes != 8)
+        return numoe_error_set(error, -EINVAL, "id_bytes", "%u is neither 4 nor 8",
+                               batch->id_bytes);
+    if (!batch->x || !batch->ids || !batch->weights || !batch->out)
+        return numoe_error_set(error, -EINVAL,
+                               !batch->x         ? "x"
+                               : !batch->ids     ? "ids"
+                               : !batch->weights ? "weights"
+                                                 : "out",
+                               "is NULL");
+    if (!known_type(batch->x_type) || !known_type(batch->out_type))
+        return numoe_error_set(error, -EINVAL, known_type(batch->x_type) ? "out_type" : "x_type",
+                               "is neither NUMOE_BF16 nor NUMOE_F32");
+    if (batch->x_stride && batch->x_stride < desc->hidden)
+        return numoe_error_set(error, -EINVAL, "x_stride", "%llu is less than hidden %llu",
+                               (unsigned long long)batch->x_stride,
+                               (unsigned long long)desc->hidden);
+    if (batch->out_stride && batch->out_stride < desc->hidden)
+        return numoe_error_set(error, -EINVAL, "out_stride", "%llu is less than hidden %llu",
+                               (unsigned long long)batch->out_stride,
+                               (unsigned long long)desc->hidden);
+    if (!numoe_mul_u64(batch->tokens, batch->top_k, &cells) ||
+        !numoe_mul_u64(batch->tokens,
+                       batch->x_stride > desc->hidden ? batch->x_stride : desc->hidden, &cells) ||
+        cells > INT64_MAX / 8 ||
+        !numoe_mul_u64(batch->tokens,
+                       batch->out_stride > desc->hidden ? batch->out_stride : desc->hidden,
+                       &cells) ||
+        cells > INT64_MAX / 8)
+        return numoe_error_set(error, -EINVAL, "tokens", "%llu tokens overflow the address space",
+                               (unsigned long long)batch->tokens);
+    if (batch->strict)
+        for (uint64_t i = 0; i < batch->tokens * batch->top_k; i++)
+            if (batch_id(batch, i) >= 0 && (uint64_t)batch_id(batch, i) >= desc->experts)
+                return numoe_error_set(
+                    error, -EINVAL, "ids", "token %llu, slot %llu: expert %lld of %llu",
+                    (unsigned long long)(i / batch->top_k), (unsigned long long)(i % batch->top_k),
+                    (long long)batch_id(batch, i), (unsigned long long)desc->experts);
+    return 0;
+}
+
+uint64_t numoe_schedule_pass(const struct numoe_model *model, const struct numoe_batch *batch)
+{
+    const uint64_t row = model->shape.hidden_tiles * NUMOE_TILE * sizeof(float);
+    uint64_t tokens = ROW_BYTES_MOST / (row * batch->top_k * model->plan->node_count);
+
+    if (tokens < 64)
+        tokens = 64;
+    if (tokens > 65536)
+        tokens = 65536;
+    return tokens;
+}
+
+/* ---- building -------------------------------------------------------------------------------- */
+
+/* A hit expert and its distinct tokens. */
+struct hit {
+    uint32_t expert, first, tokens;
+    bool many;
+};
+
+struct build {
+    struct numoe_schedule *s;
+    struct hit *hits; /* experts with many tokens first, most tokens first; then by index */
+    uint32_t hit_count, many_count;
+    uint32_t *pair_token; /* by hit, ascending tokens */
+    float *pair_weight;
+    uint64_t *slice_first;  /* [hits] first slice on the node being laid out ... */
+    uint64_t *slice_count;  /* ... and how many */
+    const uint8_t **slices; /* ... and where */
+    uint32_t *token_lane;   /* [tokens] 1 + last lane that made a row for the token ... */
+    uint32_t *token_row;    /* ... and that row */
+    uint32_t *lane_worker;  /* [lanes] planned worker */
+    uint64_t *load;         /* [workers] cost given so far */
+    uint32_t lane_worker_capacity;
+};
+
+/* Cost of one slice for m tokens, in 1/16 of a token's arithmetic on it: reading it takes as long
+ * as four and a half tokens, decoding it as one and a half. Only balance depends on it. */
+static uint64_t slice_cost(uint64_t tokens)
+{
+    const uint64_t compute = 24 + 16 * tokens;
+    return compute < 72 ? 72 : compute;
+}
+
+static int push_lane(struct build *b)
+{
+    struct numoe_schedule *s = b->s;
+    int rc = grow_to(s, MEMORY_LANES, (s->lane_count + 1) * sizeof *s->lanes);
+
+    if (rc)
+        return rc;
+    if (s->lane_count + 1 >= NUMOE_POOL_MAX_ITEMS)
+        return -EOVERFLOW;
+    s->lanes = s->memory[MEMORY_LANES].data;
+    s->lanes[s->lane_count++] = (struct schedule_lane){s->run_count, 0};
+    return 0;
+}
+
+/* Slices [first, first + count) of hit h's share, tokens [token, token + tokens) of it. */
+static int push_run(struct build *b, uint32_t h, uint64_t first, uint64_t count, uint32_t token,
+                    uint32_t tokens)
+{
+    struct numoe_schedule *s = b->s;
+    const struct hit *hit = &b->hits[h];
+    struct schedule_run *run;
+    int rc = grow_to(s, MEMORY_RUNS, (s->run_count + 1) * sizeof *s->runs);
+
+    if (!rc)
+        rc = grow_to(s, MEMORY_ENTRIES, ((uint64_t)s->entry_count + tokens) * sizeof *s->entries);
+    if (!rc)
+        rc = grow_to(s, MEMORY_ROW_TOKEN, ((uint64_t)s->row_count + tokens) * sizeof(uint32_t));
+    if (rc)
+        return rc;
+    if (s->entry_count > UINT32_MAX / 2)
+        return -EOVERFLOW;
+    s->runs = s->memory[MEMORY_RUNS].data;
+    s->entries = s->memory[MEMORY_ENTRIES].data;
+    uint32_t *row_token = s->memory[MEMORY_ROW_TOKEN].data;
+
+    run = &s->runs[s->run_count++];
+    *run = (struct schedule_run){
+        .slices = b->slices[h] + first * s->model->shape.bytes,
+        .slice_count = count,
+        .down_bias = b->slice_first[h] + first == 0
+                         ? numoe_model_down_bias(s->model, s->layer, hit->expert)
+                         : NULL,
+        .first_entry = s->entry_count,
+        .tokens = tokens,
+        .many = hit->many,
+    };
+    for (uint32_t i = token; i < token + tokens; i++) {
+        const uint32_t t = b->pair_token[hit->first + i];
+        struct schedule_entry *e = &s->entries[s->entry_count++];
+        e->token = t;
+        e->weight = b->pair_weight[hit->first + i];
+        e->add = b->token_lane[t] == s->lane_count;
+        if (!e->add) {
+            b->token_lane[t] = s->lane_count;
+            b->token_row[t] = s->row_count;
+            row_token[s->row_count++] = t;
+        }
+        e->row = b->token_row[t];
+    }
+    s->lanes[s->lane_count - 1].run_count++;
+    return 0;
+}
+
+/* Give the last lane to the least loaded worker of [first, first + count). */
+static int give_lane(struct build *b, uint32_t first, uint32_t count, uint64_t cost)
+{
+    struct numoe_schedule *s = b->s;
+    uint32_t best = first;
+
+    if (s->lane_count > b->lane_worker_capacity) {
+        const uint32_t capacity = s->lane_count + s->lane_count / 2 + 64;
+        uint32_t *grown = realloc(b->lane_worker, capacity * sizeof *grown);
+        if (!grown)
+            return -ENOMEM;
+        b->lane_worker = grown;
+        b->lane_worker_capacity = capacity;
+    }
+    for (uint32_t w = first + 1; w < first + count; w++)
+        if (b->load[w] < b->load[best])
+            best = w;
+    b->load[best] += cost;
+    b->lane_worker[s->lane_count - 1] = best;
+    return 0;
+}
+
+static int lay_many(struct build *b, uint32_t first_worker, uint32_t workers, uint64_t share)
+{
+    const uint32_t most = b->s->model->kernels->many_tokens;
+
+    for (uint32_t h = 0; h < b->many_count; h++) {
+        const uint64_t slices = b->slice_count[h];
+        const uint32_t tokens = b->hits[h].tokens;
+        uint32_t blocks = (tokens + most - 1) / most;
+
+        if (slices == 0)
+            continue;
+        while (slices * slice_cost(tokens / blocks) > share &&
+               tokens / (blocks + 1) >= BLOCK_TOKENS_LEAST)
+            blocks++;
+        for (uint32_t i = 0, token = 0; i < blocks; i++) {
+            const uint32_t count = (tokens - token + blocks - i - 1) / (blocks - i);
+            const uint64_t cost = slice_cost(count);
+            uint64_t ranges = (slices * cost + share - 1) / share;
+            if (ranges > slices / RANGE_SLICES_LEAST)
+                ranges = slices / RANGE_SLICES_LEAST;
+            if (ranges == 0)
+                ranges = 1;
+            for (uint64_t r = 0, at = 0; r < ranges; r++) {
+                const uint64_t take = (slices - at + ranges - r - 1) / (ranges - r);
+                int rc = push_lane(b);
+                if (!rc)
+                    rc = push_run(b, h, at, take, token, count);
+                if (!rc)
+                    rc = give_lane(b, first_worker, workers, take * cost);
+                if (rc)
+                    return rc;
+                at += take;
+            }
+            token += count;
+        }
+    }
+    return 0;
+}
+
+static int lay_few(struct build *b, uint32_t first_worker, uint32_t workers, uint32_t plan_lanes)
+{
+    uint64_t total = 0, slices = 0, lanes, least, done = 0, given = 0, cut = 0;
+    bool open = false;
+    int rc = 0;
+
+    for (uint32_t h = b->many_count; h < b->hit_count; h++) {
+        slices += b->slice_count[h];
+        total += b->slice_count[h] * slice_cost(b->hits[h].tokens);
+    }
+    if (slices == 0)
+        return 0;
+    least = slices / LANE_SLICES_LEAST > workers ? slices / LANE_SLICES_LEAST : workers;
+    if (least > plan_lanes)
+        least = plan_lanes;
+    lanes = slices / LANE_SLICES;
+    if (lanes < least)
+        lanes = least;
+    if (lanes > (uint64_t)LANES_MOST * plan_lanes)
+        lanes = (uint64_t)LANES_MOST * plan_lanes;
+
+    for (uint32_t h = b->many_count; h < b->hit_count; h++) {
+        const uint64_t cost = slice_cost(b->hits[h].tokens);
+        for (uint64_t at = 0; at < b->slice_count[h];) {
+            const uint64_t left = b->slice_count[h] - at;
+            uint64_t take;
+            if (!open) {
+                /* the next cut that is ahead; several pass at once when slices are coarse */
+                do
+                    cut++;
+                while (total / lanes * cut + total % lanes * cut / lanes <= done && cut < lanes);
+                rc = push_lane(b);
+                if (rc)
+                    return rc;
+                open = true;
+                given = done;
+            }
+            const uint64_t end =
+                cut >= lanes ? UINT64_MAX : total / lanes * cut + total % lanes * cut / lanes;
+            /* to the nearest slice, at least one */
+            take = end == UINT64_MAX ? left : (end - done + cost / 2) / cost;
+            if (take == 0)
+                take = 1;
+            if (take > left)
+                take = left;
+            rc = push_run(b, h, at, take, 0, b->hits[h].tokens);
+            if (rc)
+                return rc;
+            at += take;
+            done += take * cost;
+            if (end != UINT64_MAX && done + cost / 2 >= end) {
+                rc = give_lane(b, first_worker, workers, done - given);
+                if (rc)
+                    return rc;
+                open = false;
+            }
+        }
+    }
+    return open ? give_lane(b, first_worker, workers, done - given) : 0;
+}
+
+static int lay_node(struct build *b, uint32_t n)
+{
+    const struct numoe_model *model = b->s->model;
+    const struct numoe_plan *plan = model->plan;
+    uint32_t home = n, lanes = plan->nodes[n].lanes ? plan->nodes[n].lanes : 1;
+    uint64_t total = 0, share;
+    int rc;
+
+    /* a node without workers is served by the nearest that has some */
+    if (plan->nodes[n].worker_count == 0)
+        for (uint32_t i = 0, best = UINT32_MAX; i < plan->node_count; i++)
+            if (plan->nodes[i].worker_count && plan->distances[n * plan->node_count + i] < best) {
+                best = plan->distances[n * plan->node_count + i];
+                home = i;
+            }
+    for (uint32_t h = 0; h < b->hit_count; h++) {
+        b->slices[h] = numoe_model_run(model, b->s->layer, b->hits[h].expert, n, &b->slice_first[h],
+                                       &b->slice_count[h]);
+        total += b->slice_count[h] * slice_cost(b->hits[h].tokens);
+    }
+    share = total / lanes + 1;
+    rc = lay_many(b, plan->nodes[home].first_worker, plan->nodes[home].worker_count, share);
+    return rc ? rc
+              : lay_few(b, plan->nodes[home].first_worker, plan->nodes[home].worker_count, lanes);
+}
+
+/* Count experts and sort (token, weight) by expert; equal ids of a token become one entry. */
+static int collect(struct build *b, uint32_t *count, uint32_t *last)
+{
+    struct numoe_schedule *s = b->s;
+    const struct numoe_model *model = s->model;
+    const struct numoe_batch *batch = &s->batch;
+    const uint64_t E = model->desc.experts, K = batch->top_k;
+    const uint8_t *state = model->state + s->layer * E;
+    const unsigned limit = model->kernels->few_limit;
+    uint32_t pairs = 0, few;
+
+    memset(count, 0, E * sizeof *count);
+    memset(last, 0, E * sizeof *last);
+    for (uint64_t t = 0; t < s->token_count; t++)
+        for (uint64_t j = 0; j < K; j++) {
+            const int64_t id = batch_id(batch, (s->token_begin + t) * K + j);
+            if (id < 0 || (batch->elsewhere && (uint64_t)id < E && batch->elsewhere[id]))
+                continue;
+            if ((uint64_t)id >= E) {
+                s->result.skipped++;
+                continue;
+            }
+            if (!(state[id] & EXPERT_PRESENT)) {
+                s->result.missing++;
+                continue;
+            }
+            s->result.pairs++;
+            if (last[id] != t + 1) {
+                last[id] = (uint32_t)(t + 1);
+                count[id]++;
+            }
+        }
+    b->hit_count = b->many_count = 0;
+    for (uint64_t e = 0; e < E; e++)
+        if (count[e] && count[e] > limit && !(state[e] & EXPERT_EXTREME))
+            b->hits[b->many_count++] = (struct hit){(uint32_t)e, 0, count[e], true};
+    /* most tokens first, stable; insertion from the back keeps ties by index */
+    for (uint32_t i = 1; i < b->many_count; i++) {
+        const struct hit hit = b->hits[i];
+        uint32_t j = i;
+        for (; j > 0 && b->hits[j - 1].tokens < hit.tokens; j--)
+            b->hits[j] = b->hits[j - 1];
+        b->hits[j] = hit;
+    }
+    few = b->many_count;
+    for (uint64_t e = 0; e < E; e++)
+        if (count[e] && (count[e] <= limit || (state[e] & EXPERT_EXTREME)))
+            b->hits[few++] = (struct hit){(uint32_t)e, 0, count[e], false};
+    b->hit_count = few;
+    for (uint32_t h = 0; h < b->hit_count; h++) {
+        b->hits[h].first = pairs;
+        count[b->hits[h].expert] = pairs; /* from here on: where its next entry goes */
+        pairs += b->hits[h].tokens;
+    }
+    memset(last, 0, E * sizeof *last);
+    for (uint64_t t = 0; t < s->token_count; t++)
+        for (uint64_t j = 0; j < K; j++) {
+            const uint64_t at = (s->token_begin + t) * K + j;
+            const int64_t id = batch_id(batch, at);
+            if (id < 0 || (uint64_t)id >= E || !(state[id] & EXPERT_PRESENT) ||
+                (batch->elsewhere && batch->elsewhere[id]))
+                continue;
+            if (last[id] == t + 1) {
+                b->pair_weight[count[id] - 1] += batch->weights[at];
+                continue;
+            }
+            last[id] = (uint32_t)(t + 1);
+            b->pair_token[count[id]] = (uint32_t)t;
+            b->pair_weight[count[id]++] = batch->weights[at];
+        }
+    return 0;
+}
+
+/* Rows of each token, in the order in which they were made. */
+static int index_rows(struct numoe_schedule *s)
+{
+    const uint32_t *row_token = s->memory[MEMORY_ROW_TOKEN].data;
+    const uint64_t width = s->model->shape.hidden_tiles * NUMOE_TILE;
+    int rc = renew(s, MEMORY_TOKEN_FIRST, (s->token_count + 2) * sizeof *s->token_first);
+
+    if (!rc)
+        rc = renew(s, MEMORY_TOKEN_ROWS, ((uint64_t)s->row_count + 1) * sizeof *s->token_rows);
+    if (!rc)
+        rc = renew(s, MEMORY_ROWS, s->row_count * width * sizeof(float));
+    if (rc)
+        return rc;
+    s->token_first = s->memory[MEMORY_TOKEN_FIRST].data;
+    s->token_rows = s->memory[MEMORY_TOKEN_ROWS].data;
+    s->rows = s->memory[MEMORY_ROWS].data;
+    memset(s->token_first, 0, (s->token_count + 2) * sizeof *s->token_first);
+    for (uint32_t r = 0; r < s->row_count; r++)
+        s->token_first[row_token[r] + 2]++;
+    for (uint64_t t = 2; t < s->token_count + 2; t++)
+        s->token_first[t] += s->token_first[t - 1];
+    for (uint32_t r = 0; r < s->row_count; r++)
+        s->token_rows[s->token_first[row_token[r] + 1]++] = s->rows + r * width;
+    return 0;
+}
+
+/* Lanes by planned worker, keeping their order; then the share of each of the pool's workers. */
+static int order_lanes(struct build *b, uint32_t workers)
+{
+    struct numoe_schedule *s = b->s;
+    const uint32_t planned = s->model->plan->worker_count;
+    uint32_t *first;
+    struct schedule_lane *sorted;
+    int rc =
+        renew(s, MEMORY_LANE_FIRST, ((uint64_t)planned + 2 + workers + 2) * sizeof *s->lane_first);
+
+    if (rc)
+        return rc;
+    first = s->memory[MEMORY_LANE_FIRST].data;
+    sorted = malloc((s->lane_count + 1) * sizeof *sorted);
+    if (!sorted)
+        return -ENOMEM;
+    memset(first, 0, (planned + 2) * sizeof *first);
+    for (uint32_t i = 0; i < s->lane_count; i++)
+        first[b->lane_worker[i] + 2]++;
+    for (uint32_t w = 2; w < planned + 2; w++)
+        first[w] += first[w - 1];
+    for (uint32_t i = 0; i < s->lane_count; i++)
+        sorted[first[b->lane_worker[i] + 1]++] = s->lanes[i];
+    if (s->lane_count)
+        memcpy(s->lanes, sorted, s->lane_count * sizeof *sorted);
+    free(sorted);
+    if (workers == planned) {
+        s->lane_first = first;
+    } else {
+        s->lane_first = first + planned + 2;
+        for (uint32_t w = 0; w <= workers; w++)
+            s->lane_first[w] = (uint32_t)((uint64_t)s->lane_count * w / workers);
+    }
+    return 0;
+}
+
+static int reserve_work(struct numoe_schedule *s, uint32_t workers)
+{
+    const struct numoe_slice_shape *shape = &s->model->shape;
+    const struct numoe_kernels *k = s->model->kernels;
+    const uint64_t page = (uint64_t)2 << 20;
+    uint64_t scratch = k->scratch_bytes(shape), records, unit;
+    int rc;
+
+    s->record_stride = k->record_bytes(shape);
+    s->own_records = s->token_count <= SCHEDULE_OWN_TOKENS;
+    unit = scratch > page ? page : 4096;
+    if (!numoe_round_up_u64(scratch + 1, unit, &scratch) ||
+        !numoe_mul_u64(s->own_records ? workers * (uint64_t)SCHEDULE_OWN_TOKENS : s->token_count,
+                       s->record_stride, &records) ||
+        !numoe_mul_u64(scratch, workers, &unit))
+        return -EOVERFLOW;
+    s->scratch_stride = scratch;
+    rc = renew(s, MEMORY_RECORDS, records);
+    if (!rc)
+        rc = renew(s, MEMORY_SCRATCH, unit);
+    if (!rc)
+        rc = grow_to(s, MEMORY_OWN_EPOCH,
+                     (uint64_t)workers * SCHEDULE_OWN_TOKENS * sizeof *s->own_epoch);
+    if (rc)
+        return rc;
+    s->records = s->memory[MEMORY_RECORDS].data;
+    s->scratch = s->memory[MEMORY_SCRATCH].data;
+    s->own_epoch = s->memory[MEMORY_OWN_EPOCH].data;
+    /* epoch 0 is what fresh memory says */
+    if (++s->epoch == 0) {
+        memset(s->own_epoch, 0, (size_t)workers * SCHEDULE_OWN_TOKENS * sizeof *s->own_epoch);
+        s->epoch = 1;
+    }
+    /* enough combine items for everybody, whole rows when tokens alone are enough */
+    s->combine_chunks = (uint32_t)((2 * (uint64_t)workers + s->token_count - 1) / s->token_count);
+    if (s->combine_chunks > (shape->hidden_tiles + 7) / 8)
+        s->combine_chunks = (uint32_t)((shape->hidden_tiles + 7) / 8);
+    s->combine_tiles =
+        (uint32_t)((shape->hidden_tiles + s->combine_chunks - 1) / s->combine_chunks);
+    return 0;
+}
+
+int numoe_schedule_build(struct numoe_schedule *s, uint32_t workers)
+{
+    const struct numoe_model *model = s->model;
+    const uint64_t E = model->desc.experts, T = s->token_count;
+    const uint64_t pairs = T * s->batch.top_k, hits = pairs < E ? pairs : E;
+    struct build b = {.s = s};
+    uint64_t bytes;
+    uint8_t *p;
+    uint32_t *count, *last;
+    int rc;
+
+    s->lane_count = s->run_count = s->entry_count = s->row_count = 0;
+    /* the builder's arrays, widest elements first */
+    bytes = hits * (2 * sizeof(uint64_t) + sizeof(void *)) +
+            model->plan->worker_count * sizeof(uint64_t) + hits * sizeof(struct hit) +
+            (2 * pairs + 2 * E + 2 * T) * sizeof(uint32_t);
+    rc = renew(s, MEMORY_BUILD, bytes);
+    if (rc)
+        return rc;
+    p = s->memory[MEMORY_BUILD].data;
+    b.slice_first = (uint64_t *)(void *)p;
+    b.slice_count = b.slice_first + hits;
+    b.slices = (const uint8_t **)(void *)(b.slice_count + hits);
+    b.load = (uint64_t *)(void *)(b.slices + hits);
+    b.hits = (struct hit *)(void *)(b.load + model->plan->worker_count);
+    b.pair_token = (uint32_t *)(void *)(b.hits + hits);
+    b.pair_weight = (float *)(void *)(b.pair_token + pairs);
+    count = (uint32_t *)(void *)(b.pair_weight + pairs);
+    last = count + E;
+    b.token_lane = last + E;
+    b.token_row = b.token_lane + T;
+    memset(b.load, 0, model->plan->worker_count * sizeof *b.load);
+    memset(b.token_lane, 0, T * sizeof *b.token_lane);
+
+    rc = collect(&b, count, last);
+    for (uint32_t n = 0; !rc && n < model->plan->node_count; n++)
+        rc = lay_node(&b, n);
+    if (!rc)
+        rc = index_rows(s);
+    if (!rc)
+        rc = order_lanes(&b, workers);
+    if (!rc)
+        rc = reserve_work(s, workers);
+    free(b.lane_worker);
+    if (rc)
+        return rc;
+    s->result.experts_hit += b.hit_count;
+    s->result.expert_bytes += b.hit_count * model->plan->shape.slices * model->shape.bytes;
+    return 0;
+}
+
+/* ---- items ----------------------------------------------------------------------------------- */
+
+static const uint8_t *token_x(const struct numoe_schedule *s, uint64_t token)
+{
+    const size_t size = s->batch.x_type == NUMOE_BF16 ? 2 : 4;
+    return (const uint8_t *)s->batch.x + (s->token_begin + token) * x_stride(s) * size;
+}
+
+static void run_records(void *context, uint32_t item, uint32_t worker)
+{
+    const struct numoe_schedule *s = context;
+    const unsigned saved = numoe_kernels_enter();
+    uint64_t end = (uint64_t)(item + 1) * RECORD_TOKENS;
+
+    (void)worker;
+    if (end > s->token_count)
+        end = s->token_count;
+    for (uint64_t t = (uint64_t)item * RECORD_TOKENS; t < end; t++)
+        s->model->kernels->quantise(&s->model->shape, token_x(s, t), s->batch.x_type,
+                                    s->records + t * s->record_stride);
+    numoe_kernels_leave(saved);
+}
+
+static const void *token_record(const struct numoe_schedule *s, uint32_t worker, uint32_t token)
+{
+    uint8_t *record;
+    uint32_t *epoch;
+
+    if (!s->own_records)
+        return s->records + token * s->record_stride;
+    record = s->records + ((uint64_t)worker * SCHEDULE_OWN_TOKENS + token) * s->record_stride;
+    epoch = &s->own_epoch[worker * SCHEDULE_OWN_TOKENS + token];
+    if (*epoch != s->epoch) {
+        s->model->kernels->quantise(&s->model->shape, token_x(s, token), s->batch.x_type, record);
+        *epoch = s->epoch;
+    }
+    return record;
+}
+
+static void compute_run(const struct numoe_schedule *s, const struct schedule_run *run,
+                        uint32_t worker)
+{
+    const struct numoe_model *model = s->model;
+    const struct numoe_kernels *k = model->kernels;
+    const uint64_t width = model->shape.hidden_tiles * NUMOE_TILE;
+    const uint32_t most = run->many ? k->many_tokens : k->few_tokens;
+
+    for (uint32_t at = 0; at < run->tokens;) {
+        const struct schedule_entry *entry = &s->entries[run->first_entry + at];
+        const uint32_t tokens = run->tokens - at < most ? run->tokens - at : most;
+        const void *x[RUN_TOKENS];
+        float *y[RUN_TOKENS], weight[RUN_TOKENS];
+        uint32_t fresh = 0;
+
+        for (uint32_t i = 0; i < tokens; i++) {
+            x[i] = token_record(s, worker, entry[i].token);
+            y[i] = s->rows + entry[i].row * width;
+            weight[i] = entry[i].weight;
+            fresh += !entry[i].add;
+        }
+        /* a call adds to all of its rows or to none */
+        if (fresh && fresh < tokens)
+            for (uint32_t i = 0; i < tokens; i++)
+                if (!entry[i].add)
+                    memset(y[i], 0, width * sizeof *y[i]);
+        const struct numoe_ffn ffn = {
+            .shape = &model->shape,
+            .activation = &model->desc.activation,
+            .slices = run->slices,
+            .slice_count = run->slice_count,
+            .down_bias = run->down_bias,
+            .tokens = tokens,
+            .x = x,
+            .weight = weight,
+            .y = y,
+            .add = fresh < tokens,
+            .scratch = s->scratch + (uint64_t)worker * s->scratch_stride,
+        };
+        (run->many ? k->many : k->few)(&ffn);
+        at += tokens;
+    }
+}
+
+static void run_lane(void *context, uint32_t item, uint32_t worker)
+{
+    const struct numoe_schedule *s = context;
+    const struct schedule_lane *lane = &s->lanes[item];
+    const unsigned saved = numoe_kernels_enter();
+
+    for (uint32_t i = 0; i < lane->run_count; i++)
+        compute_run(s, &s->runs[lane->first_run + i], worker);
+    numoe_kernels_leave(saved);
+}
+
+static void run_combine(void *context, uint32_t item, uint32_t worker)
+{
+    const struct numoe_schedule *s = context;
+    const uint32_t token = item / s->combine_chunks, chunk = item % s->combine_chunks;
+    const struct numoe_slice_shape *shape = &s->model->shape;
+    const uint32_t first = s->token_first[token];
+    const size_t size = s->batch.out_type == NUMOE_BF16 ? 2 : 4;
+    uint64_t end = (uint64_t)(chunk + 1) * s->combine_tiles;
+    struct numoe_combine combine = {
+        .rows = s->token_rows + first,
+        .row_count = s->token_first[token + 1] - first,
+        .tile_begin = (uint64_t)chunk * s->combine_tiles,
+        .hidden = shape->hidden,
+        .scale = s->batch.scale,
+        .add = s->batch.add,
+        .type = s->batch.out_type,
+        .out = (uint8_t *)s->batch.out + (s->token_begin + token) * out_stride(s) * size,
+    };
+    unsigned saved;
+
+    (void)worker;
+    if (combine.add && combine.row_count == 0)
+        return;
+    combine.tile_end = end < shape->hidden_tiles ? end : shape->hidden_tiles;
+    if (combine.tile_begin >= combine.tile_end)
+        return;
+    saved = numoe_kernels_enter();
+    s->model->kernels->combine(&combine);
+    numoe_kernels_leave(saved);
+}
+
+void numoe_schedule_job(struct numoe_schedule *s, struct numoe_pool_job *job)
+{
+    *job = (struct numoe_pool_job){.context = s};
+    if (!s->own_records)
+        job->phases[job->phase_count++] = (struct numoe_pool_phase){
+            run_records, (uint32_t)((s->token_count + RECORD_TOKENS - 1) / RECORD_TOKENS), NULL};
+    job->phases[job->phase_count++] =
+        (struct numoe_pool_phase){run_lane, s->lane_count, s->lane_first};
+    job->phases[job->phase_count++] =
+        (struct numoe_pool_phase){run_combine, (uint32_t)s->token_count * s->combine_chunks, NULL};
+}

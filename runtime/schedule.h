@@ -1,0 +1,92 @@
+/*
+ * schedule.h - one call as data: which lanes there are, what each computes, which rows add up.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#ifndef NUMOE_SCHEDULE_H
+#define NUMOE_SCHEDULE_H
+
+#include "model.h"
+
+/* Consecutive slices of one expert on one node, for some of its tokens. */
+struct schedule_run {
+    const void *slices;
+    uint64_t slice_count;
+    const float *down_bias; /* for the run that begins with slice 0; else NULL */
+    uint32_t first_entry;   /* entries [first_entry, first_entry + tokens) of schedule.entries */
+    uint32_t tokens;
+    bool many;
+};
+
+/* One (token, slot) of a run and the row it adds to. */
+struct schedule_entry {
+    uint32_t token;
+    uint32_t row;
+    float weight;
+    bool add; /* an earlier run of the lane wrote the row already */
+};
+
+/* The unit that a worker takes: runs in order, summed into the lane's own rows. */
+struct schedule_lane {
+    uint32_t first_run, run_count;
+};
+
+/* An array that grows and keeps what it holds. */
+struct grow {
+    void *data;
+    size_t bytes;
+};
+
+struct numoe_schedule {
+    /* the call */
+    struct numoe_model *model;
+    uint64_t layer;
+    struct numoe_batch batch;
+    uint64_t token_begin, token_count; /* of the batch, this pass */
+    struct numoe_result result;
+
+    /* filled by numoe_schedule_build */
+    uint32_t lane_count, run_count, entry_count, row_count;
+    struct schedule_lane *lanes;
+    struct schedule_run *runs;
+    struct schedule_entry *entries;
+    uint32_t *token_first; /* [token_count + 1] into token_rows */
+    const float **token_rows;
+    uint32_t *lane_first; /* [workers + 1]: which lanes each worker begins with */
+
+    /* memory of the call */
+    uint8_t *records;    /* [token_count] activation records, or [workers][token_count] */
+    float *rows;         /* [row_count][32 * hidden_tiles] */
+    uint8_t *scratch;    /* [workers] */
+    uint32_t *own_epoch; /* [workers][SCHEDULE_OWN_TOKENS] when each own record was made */
+    size_t record_stride, scratch_stride;
+    uint32_t epoch;   /* of this pass */
+    bool own_records; /* few tokens: each worker makes its own records */
+    uint32_t combine_chunks, combine_tiles;
+
+    struct grow memory[12];
+    uint64_t memory_bytes;
+};
+
+/* Up to so many tokens each worker quantises for itself instead of meeting at a barrier. */
+enum { SCHEDULE_OWN_TOKENS = 4 };
+
+/* Check a batch's pointers, sizes and (strict) ids. Returns 0 or -EINVAL with error filled. */
+int numoe_schedule_check(const struct numoe_model *model, uint64_t layer,
+                         const struct numoe_batch *batch, struct numoe_error *error);
+
+/* How many tokens of the batch one pass takes, so that its rows stay within bounds. */
+uint64_t numoe_schedule_pass(const struct numoe_model *model, const struct numoe_batch *batch);
+
+/*
+ * Lay out tokens [token_begin, token_begin + token_count) of schedule->batch. Depends on the
+ * batch and the model's plan only, never on the pool. Returns 0, -ENOMEM or -EOVERFLOW.
+ */
+int numoe_schedule_build(struct numoe_schedule *schedule, uint32_t workers);
+
+/* The job that computes the pass. schedule is the job's context. */
+void numoe_schedule_job(struct numoe_schedule *schedule, struct numoe_pool_job *job);
+
+void numoe_schedule_free(struct numoe_schedule *schedule);
+
+#endif

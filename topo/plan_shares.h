@@ -1,0 +1,38 @@
+/*
+ * plan_shares.h - how many slices each node gets, in whole numbers.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#ifndef PLAN_SHARES_H
+#define PLAN_SHARES_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+__extension__ typedef unsigned __int128 plan_u128;
+
+/* A share of 1 in fixed point. */
+enum { PLAN_SHARE_BITS = 62 };
+#define PLAN_SHARE_ONE ((uint64_t)1 << PLAN_SHARE_BITS)
+
+/*
+ * Split total into whole counts in proportion to weight, none above its limit: nodes that would
+ * get more than they can hold are filled, and the rest is split among the others.
+ * @param weight  below 2^63; a node of weight 0 gets something only when the others are full
+ * @param limit   below 2^63
+ * @return false when the limits together are below total
+ */
+bool plan_split(uint64_t total, uint32_t count, const uint64_t *weight, const uint64_t *limit,
+                uint64_t *share);
+
+/* Turn counts into cumulative fixed-point shares such that floor(total * share) is the exact sum
+ * of the counts before each node. cumulative has count + 1 elements. */
+void plan_accumulate(uint64_t total, uint32_t count, const uint64_t *share, uint64_t *cumulative);
+
+/* floor(units * share). */
+uint64_t plan_scale(uint64_t units, uint64_t share);
+
+/* A number coprime with experts near 0.618 times it: neighbours' starting points lie far apart. */
+uint64_t plan_expert_step(uint64_t experts);
+
+#endif
