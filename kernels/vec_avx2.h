@@ -12,8 +12,9 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "unroll.h"
+
 #define INL static inline __attribute__((always_inline))
-#define UNROLL _Pragma("GCC unroll 32")
 
 typedef __m256i vi;
 typedef __m256 vf;

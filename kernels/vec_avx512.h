@@ -13,8 +13,9 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "unroll.h"
+
 #define INL static inline __attribute__((always_inline))
-#define UNROLL _Pragma("GCC unroll 32")
 
 typedef __m512i vi;
 typedef __m512 vf;

@@ -665,7 +665,9 @@ int numoe_schedule_build(struct numoe_schedule *s, uint32_t workers)
     if (rc)
         return rc;
     s->result.experts_hit += b.hit_count;
-    s->result.expert_bytes += b.hit_count * model->plan->shape.slices * model->shape.bytes;
+    s->result.expert_bytes +=
+        b.hit_count * (model->plan->shape.slices * model->shape.bytes +
+                       model->plan->shape.expert_bytes);
     return 0;
 }
 
