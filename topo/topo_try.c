@@ -21,7 +21,8 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { LIMIT_SECONDS = 20 };
+/* Of processor time; and until the caller gives up, on however busy a machine. */
+enum { CPU_SECONDS = 20, LIMIT_SECONDS = 40 };
 static const rlim_t extra_bytes = (rlim_t)2 << 30;
 
 struct answer {
@@ -49,10 +50,11 @@ static void limit_memory(void)
 
 static void child(const struct topo_source *source, int out)
 {
-    static const int fatal[] = {SIGSEGV, SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGTERM, SIGALRM};
+    static const int fatal[] = {SIGSEGV, SIGABRT, SIGBUS,  SIGFPE,
+                                SIGILL,  SIGTERM, SIGALRM, SIGXCPU};
     struct answer answer = {.error = NUMOE_ERROR_INIT};
     struct numoe_machine *machine;
-    struct rlimit none = {0, 0};
+    struct rlimit none = {0, 0}, seconds = {CPU_SECONDS, CPU_SECONDS};
     sigset_t all;
     int quiet;
 
@@ -62,6 +64,7 @@ static void child(const struct topo_source *source, int out)
     sigfillset(&all);
     sigprocmask(SIG_UNBLOCK, &all, NULL);
     setrlimit(RLIMIT_CORE, &none);
+    setrlimit(RLIMIT_CPU, &seconds);
     limit_memory();
     alarm(LIMIT_SECONDS);
     quiet = open("/dev/null", O_RDWR | O_CLOEXEC);
