@@ -1,10 +1,21 @@
 /* What the system says this process has taken. SPDX-License-Identifier: Apache-2.0 */
 #include "cli_memory.h"
 
-#include <inttypes.h>
+#include <errno.h>
 #include <stdbool.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+
+/* The number that text begins with, after blanks; false when there is none. */
+static bool leading_number(const char *text, uint64_t *number)
+{
+    char *end;
+
+    errno = 0;
+    *number = strtoull(text, &end, 10);
+    return end != text && !errno;
+}
 
 /* "Name:   123 kB" -> bytes. */
 static bool status_line(const char *line, const char *name, uint64_t *bytes)
@@ -13,7 +24,7 @@ static bool status_line(const char *line, const char *name, uint64_t *bytes)
     uint64_t kilobytes;
 
     if (strncmp(line, name, length) != 0 || line[length] != ':' ||
-        sscanf(line + length + 1, "%" SCNu64, &kilobytes) != 1)
+        !leading_number(line + length + 1, &kilobytes))
         return false;
     *bytes = kilobytes * 1024;
     return true;
@@ -22,7 +33,8 @@ static bool status_line(const char *line, const char *name, uint64_t *bytes)
 static bool read_number(const char *path, uint64_t *number)
 {
     FILE *file = fopen(path, "re");
-    bool read = file && fscanf(file, "%" SCNu64, number) == 1;
+    char line[64];
+    bool read = file && fgets(line, sizeof line, file) && leading_number(line, number);
 
     if (file)
         fclose(file);
@@ -30,40 +42,40 @@ static bool read_number(const char *path, uint64_t *number)
 }
 
 /*
- * The cgroup's own record of its peak: memory.peak of version 2, memory.max_usage_in_bytes of
- * version 1. In a container the path that /proc names may not be visible; its files then stand at
- * the mount point.
+ * In a container the path that /proc names may not be visible; the cgroup's files then stand at
+ * the mount point. The root group of version 2 has none.
  */
-static uint64_t cgroup_peak(void)
+uint64_t cli_memory_cgroup(void)
 {
     FILE *file = fopen("/proc/self/cgroup", "re");
     char line[1024], path[1400];
-    uint64_t peak = 0;
+    uint64_t bytes = 0;
 
     if (!file)
         return 0;
-    while (!peak && fgets(line, sizeof line, file)) {
+    while (!bytes && fgets(line, sizeof line, file)) {
         const char *mount = NULL, *name = NULL, *group;
 
         line[strcspn(line, "\n")] = 0;
         if (!strncmp(line, "0::", 3)) {
             mount = "/sys/fs/cgroup";
-            name = "memory.peak";
+            name = "memory.current";
         } else if (strstr(line, ":memory:")) {
             mount = "/sys/fs/cgroup/memory";
-            name = "memory.max_usage_in_bytes";
+            name = "memory.usage_in_bytes";
         }
         group = strrchr(line, ':');
         if (!mount || !group)
             continue;
         snprintf(path, sizeof path, "%s%s/%s", mount, group + 1, name);
-        if (read_number(path, &peak))
+        if (read_number(path, &bytes))
             break;
         snprintf(path, sizeof path, "%s/%s", mount, name);
-        read_number(path, &peak);
+        if (!read_number(path, &bytes))
+            bytes = 0;
     }
     fclose(file);
-    return peak;
+    return bytes;
 }
 
 void cli_memory_read(struct cli_memory *memory)
@@ -81,5 +93,5 @@ void cli_memory_read(struct cli_memory *memory)
         fclose(file);
     memory->anonymous_bytes = anonymous + hugetlb;
     memory->peak_bytes = peak ? peak + hugetlb : 0;
-    memory->cgroup_peak_bytes = cgroup_peak();
+    memory->cgroup_bytes = cli_memory_cgroup();
 }

@@ -183,8 +183,3 @@ const char *cli_arithmetic_name(enum numoe_arithmetic arithmetic)
 {
     return arithmetic == NUMOE_EXACT ? "exact" : "fast";
 }
-
-double cli_error_limit(enum numoe_arithmetic arithmetic)
-{
-    return arithmetic == NUMOE_EXACT ? 2.5e-3 : 1.25e-2;
-}

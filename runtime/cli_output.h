@@ -52,7 +52,5 @@ int cli_print_json(struct json_t *object);
 struct json_t *cli_json_number(double value);
 
 const char *cli_arithmetic_name(enum numoe_arithmetic arithmetic);
-/* The largest relative L2 distance to the float64 reference that counts as right. */
-double cli_error_limit(enum numoe_arithmetic arithmetic);
 
 #endif

@@ -12,7 +12,7 @@
 static int describe(const struct cli_values *values, struct numoe_model_desc *desc)
 {
     struct numoe_error error = NUMOE_ERROR_INIT;
-    struct numoe_checkpoint *checkpoint;
+    struct numoe_checkpoint *checkpoint = NULL;
     struct numoe_log log = cli_log();
 
     if (!values->model == !values->directory) {

@@ -25,7 +25,9 @@ function tap(file, text, seen, plan, bad) {
 match($0, /^[0-9]+: /) {
     id = substr($0, 1, RLENGTH - 2)
     text = substr($0, RLENGTH + 1)
-    output[id] = output[id] "    " text "\n"
+    # Of Criterion's own lines, those about tests that went well are left out.
+    if (text !~ /^\[(RUN |PASS)\] /)
+        output[id] = output[id] "    " text "\n"
     if (text ~ /^[0-9]+ passed, [0-9]+ failed$/)
         closing[id] = text
     next

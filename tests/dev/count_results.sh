@@ -28,7 +28,7 @@ ok - suite::second  # SKIP no such instructions
 ok - suite::third  (0.10s)
 END
 cat >"$work/log" <<END
-1: [----] Criterion v2.4.1
+1: [RUN ] suite::first
 1/4 Test #1: base/test_one ....................   Passed    0.02 sec
 2: 7 passed, 0 failed
 2/4 Test #2: pool/race_two ....................   Passed    0.50 sec

