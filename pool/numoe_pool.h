@@ -47,7 +47,8 @@ struct numoe_pool_config {
      *  called for worker 0: that thread is the caller's own. */
     void (*thread_init)(void *user, uint32_t worker);
     void *thread_init_user;
-    uint64_t spin_ns; /**< how long an idle worker spins before it sleeps */
+    uint64_t spin_ns; /**< how long an idle worker spins before it sleeps; at most 2 us when
+                           there are more workers than CPUs */
     bool pin_caller;  /**< pin the thread inside numoe_pool_run/wait to worker 0's CPU for
                            the call, and restore its mask after */
     /** For tests: steal at random with this seed instead of from the nearest; 0: off. */
@@ -62,7 +63,11 @@ struct numoe_pool_config {
 
 struct numoe_pool;
 
-/** Runs one item. May not call numoe_pool_run, _submit or _wait on its own pool (-EDEADLK). */
+/**
+ * Runs one item. May not call numoe_pool_run, _submit or _wait on its own pool (-EDEADLK), nor wait
+ * for another item of its phase: one worker may run them all, and with more workers than CPUs not
+ * all are woken.
+ */
 typedef void numoe_pool_fn(void *context, uint32_t item, uint32_t worker);
 
 struct numoe_pool_phase {

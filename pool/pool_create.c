@@ -44,6 +44,7 @@ void numoe_pool_hand_init(struct numoe_pool_hand *hand, struct numoe_pool *pool,
     hand->pool = pool;
     hand->slot = &pool->workers[worker];
     hand->worker = worker;
+    hand->cursor = 0;
     hand->random = 0;
     if (pool->chaos_seed)
         hand->random = mix(pool->chaos_seed ^ mix((uint64_t)turn << 32 | worker)) | 1;

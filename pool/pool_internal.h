@@ -170,6 +170,7 @@ struct numoe_pool_hand {
     struct numoe_pool *pool;
     struct numoe_pool_worker_slot *slot;
     uint32_t worker;
+    uint32_t cursor; /* place in the list of victims to look at first */
     uint64_t random; /* 0: no chaos */
     struct numoe_pool_view view;
 };

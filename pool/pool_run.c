@@ -203,6 +203,15 @@ static bool work(struct numoe_pool_hand *hand)
     return true;
 }
 
+/* Have the view be of seq. @return false: seq is over. */
+static bool see(struct numoe_pool_hand *hand, uint64_t seq)
+{
+    if (seq == hand->view.seq)
+        return true;
+    hand->cursor = 0;
+    return numoe_pool_view_load(hand->pool, seq, &hand->view);
+}
+
 void numoe_pool_participate(struct numoe_pool_hand *hand, uint64_t until)
 {
     struct numoe_pool *pool = hand->pool;
@@ -214,8 +223,7 @@ void numoe_pool_participate(struct numoe_pool_hand *hand, uint64_t until)
 
         if (seq >> 1 >= until)
             return;
-        if ((seq & NUMOE_POOL_OPEN) &&
-            (seq == hand->view.seq || numoe_pool_view_load(pool, seq, &hand->view)) && work(hand)) {
+        if ((seq & NUMOE_POOL_OPEN) && see(hand, seq) && work(hand)) {
             numoe_pool_rest_begin(&rest);
             continue;
         }

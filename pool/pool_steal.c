@@ -9,8 +9,9 @@
  *   steal   half of another's range word, from the back (pool_range.h).
  *
  * Order of victims: same L3, same node, same domain, same package, rest; within each, thieves
- * begin at different places. Workers of equal groups share one list, so lists cost kinds of
- * workers times workers, two bytes each.
+ * begin at different places. Within a phase a thief goes on from where it last found something, and
+ * begins with the nearest again when it has seen all. Workers of equal groups share one list, so
+ * lists cost kinds of workers times workers, two bytes each.
  *
  * SPDX-License-Identifier: Apache-2.0
  */
@@ -171,25 +172,38 @@ static bool claim_chaotic(struct numoe_pool_hand *hand, uint32_t *begin, uint32_
 bool numoe_pool_claim(struct numoe_pool_hand *hand, uint32_t *begin, uint32_t *end)
 {
     const struct numoe_pool_kin *kin = &hand->pool->kins[hand->slot->kin];
+    uint32_t count = hand->pool->worker_count;
+    uint32_t place = hand->cursor;
+    uint32_t d = 0, start = hand->worker % (kin->ring[1] - kin->ring[0]);
 
     if (hand->random)
         return claim_chaotic(hand, begin, end);
     if (claim_share(hand, hand->worker, begin, end))
         return true;
-    for (uint32_t d = 0; d < NUMOE_POOL_RINGS; d++) {
-        const uint16_t *ring = kin->order + kin->ring[d];
-        uint32_t length = kin->ring[d + 1] - kin->ring[d];
-        uint32_t start = length ? hand->worker % length : 0;
+    /* From where the last claim of this phase found something: else a worker that runs a phase
+     * alone would look at everybody for every share. */
+    for (uint32_t i = 0; i < count; i++, place++) {
+        uint32_t rotated;
 
-        for (uint32_t i = start; i < length; i++) {
-            if (claim_from(hand, ring[i], 0, begin, end))
-                return true;
+        if (place == count) {
+            place = 0;
+            d = 0;
+            start = hand->worker % (kin->ring[1] - kin->ring[0]);
         }
-        for (uint32_t i = 0; i < start; i++) {
-            if (claim_from(hand, ring[i], 0, begin, end))
-                return true;
+        while (place >= kin->ring[d + 1]) {
+            d++;
+            if (kin->ring[d + 1] > kin->ring[d])
+                start = hand->worker % (kin->ring[d + 1] - kin->ring[d]);
+        }
+        rotated = place + start;
+        if (rotated >= kin->ring[d + 1])
+            rotated -= kin->ring[d + 1] - kin->ring[d];
+        if (claim_from(hand, kin->order[rotated], 0, begin, end)) {
+            hand->cursor = place;
+            return true;
         }
     }
+    hand->cursor = 0;
     return false;
 }
 

@@ -69,7 +69,6 @@ struct numoe_reader {
     struct numoe_read *queued, **queued_tail; /* ranges with blocks to start */
     struct numoe_read *done, **done_tail;
     uint32_t used_blocks, running;
-    uint64_t bytes_done;
     struct io_uring ring;
     bool has_ring, leaving_ring;
     unsigned unsubmitted; /* entries prepared that the kernel has not taken */
@@ -322,8 +321,6 @@ static void complete(struct numoe_reader *r, struct block *block, int64_t result
     }
     block->retries = 0;
     block->at += (uint64_t)result;
-    r->bytes_done += (block->at < block->need ? block->at : block->need) -
-                     (before < block->need ? before : block->need);
     if (!block->direct)
         posix_fadvise(file->buffered_fd, (off_t)(before / NUMOE_READ_ALIGN * NUMOE_READ_ALIGN),
                       (off_t)(block->end - before / NUMOE_READ_ALIGN * NUMOE_READ_ALIGN),
@@ -639,11 +636,6 @@ int numoe_reader_wait(struct numoe_reader *reader, unsigned timeout_ms, struct n
         if (r->running > r->unsubmitted)
             ring_wait(r, left);
     }
-}
-
-uint64_t numoe_reader_bytes(const struct numoe_reader *reader)
-{
-    return reader->bytes_done;
 }
 
 const char *numoe_reader_path(const struct numoe_reader *reader)

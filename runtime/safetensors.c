@@ -200,7 +200,7 @@ static void hash_insert(struct numoe_tensors *tensors, uint64_t index)
 /* Room for `count` more items in the array, and for all of them in a hash at most half full. */
 static int reserve(struct numoe_tensors *tensors, uint64_t count)
 {
-    uint64_t need = tensors->count + count, i;
+    uint64_t need = tensors->count + count + 1, i; /* never 0: no null arrays */
 
     if (need > tensors->capacity) {
         uint64_t capacity = need + need / 2;

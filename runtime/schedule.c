@@ -189,8 +189,11 @@ int numoe_schedule_check(const struct numoe_model *model, uint64_t layer,
 uint64_t numoe_schedule_pass(const struct numoe_model *model, const struct numoe_batch *batch)
 {
     const uint64_t row = model->shape.hidden_tiles * NUMOE_TILE * sizeof(float);
-    uint64_t tokens = ROW_BYTES_MOST / (row * batch->top_k * model->plan->node_count);
+    uint64_t tokens;
 
+    if (batch->tokens == 0) /* then nothing else of the batch was checked */
+        return 0;
+    tokens = ROW_BYTES_MOST / (row * batch->top_k * model->plan->node_count);
     if (tokens < 64)
         tokens = 64;
     if (tokens > 65536)

@@ -35,12 +35,18 @@ int memory_fault_in(unsigned char *address, uint64_t bytes)
     return rc;
 }
 
-/* A kernel before 5.14: write to each page what is there. An atomic or with zero changes nothing
- * that another thread has written. */
+/* A kernel before 5.14: write to each page what is there. The exchange changes nothing that another
+ * thread has written; adding or or-ing zero would do too, but compilers make mere loads of those.
+ */
 static void touch(unsigned char *address, uint64_t bytes)
 {
-    for (uint64_t at = 0; at < bytes; at += PAGE)
-        __atomic_fetch_or(address + at, 0, __ATOMIC_RELAXED);
+    for (uint64_t at = 0; at < bytes; at += PAGE) {
+        unsigned char seen = __atomic_load_n(address + at, __ATOMIC_RELAXED);
+
+        while (!__atomic_compare_exchange_n(address + at, &seen, seen, false, __ATOMIC_RELAXED,
+                                            __ATOMIC_RELAXED))
+            ;
+    }
 }
 
 /* Bytes of a chunk that are not resident; all when the system does not tell. */

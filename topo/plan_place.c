@@ -143,9 +143,11 @@ static int refuse(const struct plan_build *build, const struct totals *totals, u
     free(numbers);
     /* room is lost where a node ends in part of a slice: never report a shortage of nothing */
     lacking = totals->bytes > have ? totals->bytes - have : plan->shape.slice_bytes;
-    if (machine->live && machine->cgroup_bytes < have)
+    if (machine->live && machine->cgroup_bytes <= have)
         snprintf(help, sizeof help, "raise the memory limit of the cgroup, which grants %s",
                  topo_bytes(extra, machine->cgroup_bytes));
+    else if (!have && !machine->live && !plan->nodes[0].capacity_bytes)
+        snprintf(help, sizeof help, "the memory size of that node is not known");
     else if (count)
         snprintf(help, sizeof help, "using node%s %s too would add %s", count > 1 ? "s" : "",
                  unused, topo_bytes(extra, more));

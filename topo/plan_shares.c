@@ -119,7 +119,7 @@ uint64_t plan_expert_step(uint64_t experts)
     for (uint64_t away = 0; away <= middle; away++) {
         if (middle - away && common_divisor(middle - away, experts) == 1)
             return middle - away;
-        if (middle + away < experts && common_divisor(middle + away, experts) == 1)
+        if (middle + away && middle + away < experts && common_divisor(middle + away, experts) == 1)
             return middle + away;
     }
     return 1;

@@ -343,7 +343,8 @@ static uint32_t count_workers(const struct choice *choice)
         workers = quota < 1 ? 1 : (uint32_t)quota;
         plan_note(build, "%u workers: the cgroup's CPU quota is %.2f", workers, quota);
     } else {
-        plan_note(build, "%u workers: one a %s", workers, request->smt ? "CPU" : "core");
+        plan_note(build, "%u worker%s: one a %s", workers, workers > 1 ? "s" : "",
+                  request->smt ? "CPU" : "core");
     }
     return workers;
 }

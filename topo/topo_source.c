@@ -183,10 +183,11 @@ void topo_source_close(struct topo_source *source)
 }
 
 /* Back ends that start a GPU driver, threads or a display connection have no place in a library
- * that only wants to know where PCI devices are. */
+ * that only wants to know where PCI devices are. "pci" is libpciaccess, which leaks; sysfs tells
+ * the same. */
 static void leave_out_drivers(hwloc_topology_t topology)
 {
-    static const char *const drivers[] = {"cuda", "opencl", "gl", "rsmi", "levelzero"};
+    static const char *const drivers[] = {"cuda", "opencl", "gl", "rsmi", "levelzero", "pci"};
 
     for (size_t i = 0; i < sizeof drivers / sizeof drivers[0]; i++)
         (void)hwloc_topology_set_components(topology, HWLOC_TOPOLOGY_COMPONENTS_FLAG_BLACKLIST,

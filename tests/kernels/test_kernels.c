@@ -131,8 +131,9 @@ struct shape_case {
 
 /* Wide ones have few slices: the double reference reads every weight for every token. */
 static const struct shape_case shapes[] = {
-    {32, 32, false},  {96, 32, true},    {33, 70, true},    {130, 96, false}, {256, 130, false},
-    {2880, 96, true}, {3584, 64, false}, {4096, 70, false}, {64, 768, false}, {96, 2880, true},
+    {32, 32, false},   {96, 32, true},   {33, 70, true},    {130, 96, false},
+    {256, 130, false}, {2880, 96, true}, {3584, 64, false}, {4096, 70, false},
+    {64, 768, false},  {96, 2880, true}, {32, 3072, false},
 };
 
 /*

@@ -216,6 +216,34 @@ Test(forward_reference, exact_with_biases_and_padding, .timeout = 120)
     check_counts(NUMOE_EXACT, true, 130, 70);
 }
 
+Test(forward_reference, widths_of_real_models, .timeout = 240)
+{
+    static const struct {
+        uint64_t hidden, intermediate;
+        bool bias;
+    } shapes[] = {{2880, 768, true}, {3584, 32, false}, {4096, 96, false}, {32, 3072, false}};
+
+    for (size_t s = 0; s < sizeof shapes / sizeof shapes[0]; s++)
+        for (int arithmetic = NUMOE_FAST; arithmetic <= NUMOE_EXACT; arithmetic++) {
+            struct fixture f = fixture_of(1, 3, shapes[s].hidden, shapes[s].intermediate,
+                                          shapes[s].bias, arithmetic);
+            experts_make(&f, 13);
+            open_model(&f, NULL);
+            for (uint64_t tokens = 7; tokens <= 300; tokens += 293) {
+                struct call c = call_make(tokens, 2, shapes[s].hidden, 3, true);
+                struct numoe_batch b = call_batch(&c);
+                run(&f, 0, &b);
+                const double e = check(&f, 0, &c, tokens / 2);
+                cr_expect_leq(e, arithmetic == NUMOE_FAST ? 2e-2 : 4e-3,
+                              "H %lu I %lu mode %d tokens %lu: %g", shapes[s].hidden,
+                              shapes[s].intermediate, arithmetic, tokens, e);
+                call_free(&c);
+            }
+            close_model(&f);
+            experts_free(&f);
+        }
+}
+
 /* The modes' promises are for a layer of real width: one V4-Flash expert set, top 2. */
 Test(forward_reference, full_width_meets_the_stated_error, .timeout = 240)
 {

@@ -1,0 +1,244 @@
+/*
+ * pool_park.pml - parking: no lost wake-up, with sleepers that are left asleep on purpose.
+ * Model of pool/pool_park.c with the phases of pool_run.c.
+ *
+ * WORKERS workers, worker 0 being the caller; JOBS jobs of two phases. A phase has 1 or 2 items,
+ * which anyone may take, and an arbitrary non-empty set of workers whose shares are not empty:
+ * only those are woken, and only until LIMIT workers are awake. A job is run (worker 0 works) or
+ * submitted (the others must do it alone; the caller looks at seq only). Futexes are modelled with
+ * their own queue and the kernel's comparison. Spin time is arbitrary: a worker may park at any
+ * moment when it finds nothing.
+ *
+ * Checked: no invalid end state (all jobs are done, all threads end), every item is counted,
+ * sleepers is 0 at the end and never negative.
+ *
+ *   spin -a pool_park.pml && cc -O2 -DSAFETY -DCOLLAPSE -o pan pan.c && ./pan -m100000
+ *
+ * Must fail: -DNO_SECOND_LOOK (a worker does not look at seq again after announcing itself) and
+ * -DLATE_ANNOUNCE (it announces itself after that look) hang.
+ *
+ * Results (spin 6.5.2, all transitions, no errors): WORKERS 2, JOBS 3 204,884 states; WORKERS 3,
+ * JOBS 2 (the defaults) 23,871,444; WORKERS 3, JOBS 1, LIMIT 3 8,745,740. The two that must fail
+ * do, within 130 steps.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#ifndef WORKERS
+#define WORKERS 3
+#endif
+#ifndef JOBS
+#define JOBS 2
+#endif
+#ifndef LIMIT
+#define LIMIT 1
+#endif
+
+#define STOP 255
+#define IS_OPEN(s) ((s) != STOP && ((s) & 1))
+#define NUMBER(s) ((s) >> 1)
+
+byte seq;                  /* number * 2 + open; job j has phases 2j and 2j + 1 */
+byte left, counted, total; /* items of the phase: unclaimed, done, all */
+byte need;                 /* workers with a share, a bit each */
+bool submitted;
+byte sleepers;
+bool sleeping[WORKERS];    /* state */
+bool queued[WORKERS];      /* in the kernel's queue */
+byte done;
+
+inline wake_one(w)
+{
+    atomic {
+        if
+        :: sleeping[w] -> sleeping[w] = false; hit = true
+        :: else -> hit = false
+        fi
+    }
+    if
+    :: hit ->
+        d_step {
+            assert(sleepers > 0);
+            sleepers--
+        }
+        queued[w] = false
+    :: else
+    fi
+}
+
+/* numoe_pool_wake: in any order of the tree, here by number. */
+inline wake_needed()
+{
+    w = 0;
+    do
+    :: w < WORKERS ->
+        if
+        :: sleepers == 0 || WORKERS - sleepers >= LIMIT + submitted -> break
+        :: else
+        fi;
+        if
+        :: (need & (1 << w)) || (submitted && w == 1 && (need & 1)) -> wake_one(w)
+        :: else
+        fi;
+        w++
+    :: else -> break
+    od;
+    w = 0;
+    hit = false
+}
+
+/* Publish a phase with any items and shares. One step: which items belong to which phase is the
+ * matter of pool_steal.pml. */
+inline publish(next)
+{
+    atomic {
+        if
+        :: total = 1
+        :: total = 2
+        fi;
+        counted = 0;
+        left = total;
+        select(need : 1 .. (1 << WORKERS) - 1);
+        seq = next
+    }
+}
+
+inline park(s)
+{
+#ifdef LATE_ANNOUNCE
+    if
+    :: seq == s ->
+        sleepers++;
+        sleeping[me] = true;
+#else
+    sleepers++;
+    sleeping[me] = true;
+    if
+#ifdef NO_SECOND_LOOK
+    :: true ->
+#else
+    :: seq == s ->
+#endif
+#endif
+        do
+        :: atomic { queued[me] = sleeping[me] }
+            (!queued[me]);
+            if
+            :: !sleeping[me] -> break
+            :: else
+            fi
+        od
+#ifndef NO_SECOND_LOOK
+    :: else ->
+#ifndef LATE_ANNOUNCE
+        atomic {
+            if
+            :: sleeping[me] -> sleeping[me] = false; hit = true
+            :: else -> hit = false
+            fi
+        }
+        if
+        :: hit -> d_step { assert(sleepers > 0); sleepers-- }
+        :: else
+        fi;
+        hit = false
+#else
+        skip
+#endif
+#endif
+    fi
+}
+
+inline participate(until)
+{
+    do
+    :: s = seq;
+        if
+        :: NUMBER(s) >= until -> break
+        :: else
+        fi;
+        got = false;
+        atomic {
+            if
+            :: IS_OPEN(s) && seq == s && left > 0 -> left--; got = true
+            :: else
+            fi
+        }
+        if
+        :: got ->
+            /* The item runs; then it is counted. */
+            atomic {
+                counted++;
+                got = (counted == total)
+            }
+            if
+            :: got && NUMBER(s) % 2 == 0 ->
+                publish(s + 2);
+                wake_needed()
+            :: got && NUMBER(s) % 2 == 1 ->
+                done++;
+                seq = s + 1;
+                /* numoe_pool_wake_caller */
+                if
+                :: sleeping[0] -> wake_one(0)
+                :: else
+                fi;
+                hit = false
+            :: else
+            fi;
+            got = false
+        :: else ->
+            if
+            :: (seq != s || (IS_OPEN(s) && left > 0)) /* spinning */
+            :: park(s)
+            fi
+        fi
+    od
+}
+
+proctype worker(byte me)
+{
+    byte s, w;
+    bool got, hit;
+
+    participate(NUMBER(STOP))
+}
+
+init {
+    byte me, s, w, job, unused;
+    bool got, hit;
+
+    atomic {
+        w = 1;
+        do
+        :: w < WORKERS ->
+            run worker(w);
+            w++
+        :: else -> break
+        od;
+        w = 0
+    }
+    do
+    :: job < JOBS ->
+        if
+        :: submitted = false
+        :: submitted = true
+        fi;
+        publish(job * 4 + 1);
+        wake_needed();
+        if
+        :: submitted -> (NUMBER(seq) >= job * 2 + 2) /* the others alone */
+        :: true -> participate(job * 2 + 2)          /* run, or wait */
+        fi;
+        assert(done == job + 1);
+        job++
+    :: else -> break
+    od;
+    seq = STOP;
+    w = 0;
+    do
+    :: w < WORKERS -> wake_one(w); w++
+    :: else -> break
+    od;
+    (_nr_pr == 1);
+    assert(sleepers == 0)
+}

@@ -1,0 +1,401 @@
+/* Whole loads: every weight of a checkpoint is where the plan wants it, and failures keep nothing.
+ */
+#include "checkpoint.h"
+#include "model.h"
+#include "safetensors.h"
+#include "synth.h"
+
+#include "loader_files.h"
+
+static char *small(const char *model, uint64_t layers, uint64_t experts, uint64_t shard_bytes)
+{
+    struct numoe_synth_options options = NUMOE_SYNTH_OPTIONS_INIT;
+    struct numoe_error error = NUMOE_ERROR_INIT;
+    char *directory = files_dir();
+
+    options.model = model;
+    options.layers = layers;
+    options.experts = experts;
+    options.hidden = 96; /* an odd number of tiles */
+    options.intermediate = 288;
+    options.shard_bytes = shard_bytes;
+    options.seed = 11;
+    cr_assert_eq(numoe_synth_write(directory, &options, &error), 0, "%s", error.message);
+    return directory;
+}
+
+static struct numoe *open_context(const char *topology, uint32_t workers, struct files_log *log)
+{
+    struct numoe_options options = NUMOE_OPTIONS_INIT;
+    struct numoe_error error = NUMOE_ERROR_INIT;
+    struct numoe *context;
+
+    options.topology = topology;
+    options.workers = workers;
+    if (log)
+        options.log = (struct numoe_log){files_log_fn, log};
+    cr_assert_eq(numoe_open(&options, &context, &error), 0, "%s: %s", error.where, error.message);
+    return context;
+}
+
+/* The six tensors of an expert, read plainly. */
+static void read_expert(const struct numoe_checkpoint *checkpoint, uint64_t layer, uint64_t expert,
+                        uint8_t *parts[NUMOE_PART_COUNT])
+{
+    struct numoe_extent extents[NUMOE_PART_COUNT];
+    unsigned i;
+
+    numoe_checkpoint_expert(checkpoint, layer, expert, extents);
+    for (i = 0; i < NUMOE_PART_COUNT; i++) {
+        int fd =
+            open(numoe_checkpoint_file(checkpoint, extents[i].file, NULL), O_RDONLY | O_CLOEXEC);
+        parts[i] = malloc(extents[i].bytes);
+        cr_assert_eq(pread(fd, parts[i], extents[i].bytes, (off_t)extents[i].offset),
+                     (ssize_t)extents[i].bytes);
+        close(fd);
+    }
+}
+
+static void check_weight(const struct numoe_slice_shape *shape, const void *slice,
+                         enum numoe_matrix matrix, uint64_t slice_row, uint64_t slice_k,
+                         uint8_t *const parts[NUMOE_PART_COUNT], uint64_t row, uint64_t k,
+                         uint64_t columns)
+{
+    unsigned code, scale, want;
+
+    numoe_slice_weight(shape, slice, matrix, slice_row, slice_k, &code, &scale);
+    want = parts[2 * matrix][row * columns / 2 + k / 2] >> 4 * (k % 2) & 15;
+    cr_assert_eq(code, want, "matrix %d row %llu column %llu: code %u, not %u", (int)matrix,
+                 (unsigned long long)row, (unsigned long long)k, code, want);
+    want = parts[2 * matrix + 1][row * columns / 32 + k / 32];
+    cr_assert_eq(scale, want, "matrix %d row %llu column %llu: scale %u, not %u", (int)matrix,
+                 (unsigned long long)row, (unsigned long long)k, scale, want);
+}
+
+static void check_expert(const struct numoe_model *model, const struct numoe_checkpoint *checkpoint,
+                         uint64_t layer, uint64_t expert)
+{
+    const struct numoe_slice_shape *shape = numoe_model_shape(model);
+    const struct numoe_model_desc *desc = numoe_checkpoint_desc(checkpoint);
+    const struct numoe_plan *plan = numoe_model_plan(model);
+    uint8_t *parts[NUMOE_PART_COUNT];
+    uint64_t seen = 0, first, count, s, r, k;
+    uint32_t node;
+
+    read_expert(checkpoint, layer, expert, parts);
+    for (node = 0; node < plan->node_count; node++) {
+        const uint8_t *run = numoe_model_run(model, layer, expert, node, &first, &count);
+        for (s = 0; s < count; s++, seen++) {
+            const void *slice = run + s * shape->bytes;
+            uint64_t at = 32 * (first + s);
+            cr_assert_eq(first + s, seen);
+            for (r = 0; r < 32; r++)
+                for (k = 0; k < desc->hidden; k++) {
+                    check_weight(shape, slice, NUMOE_GATE, r, k, parts, at + r, k, desc->hidden);
+                    check_weight(shape, slice, NUMOE_UP, r, k, parts, at + r, k, desc->hidden);
+                }
+            for (r = 0; r < desc->hidden; r++)
+                for (k = 0; k < 32; k++)
+                    check_weight(shape, slice, NUMOE_DOWN, r, k, parts, r, at + k,
+                                 desc->intermediate);
+        }
+    }
+    cr_assert_eq(seen, desc->intermediate / 32);
+    for (s = 0; s < NUMOE_PART_COUNT; s++)
+        free(parts[s]);
+}
+
+/* Load and compare all of it. */
+static void load_and_check(const char *directory, const char *topology, uint32_t workers,
+                           const char *family)
+{
+    struct files_log log = {0};
+    struct numoe *context = open_context(topology, workers, &log);
+    struct numoe_error error = NUMOE_ERROR_INIT;
+    struct numoe_model_info info = {.size = sizeof info};
+    struct numoe_checkpoint *checkpoint;
+    const struct numoe_model_desc *desc;
+    struct numoe_model *model;
+    uint64_t layer, expert;
+    int before = files_open_now();
+
+    cr_assert_eq(numoe_model_load(context, directory, NULL, &model, &error), 0, "%s: %s",
+                 error.where, error.message);
+    cr_expect_eq(files_open_now(), before);
+    cr_assert_eq(numoe_checkpoint_open(directory, NULL, &checkpoint, NULL), 0);
+    desc = numoe_checkpoint_desc(checkpoint);
+    for (layer = 0; layer < desc->layers; layer++)
+        for (expert = 0; expert < desc->experts; expert++)
+            check_expert(model, checkpoint, layer, expert);
+    cr_assert_eq(numoe_model_info(model, &info), 0);
+    cr_expect_str_eq(info.family, family);
+    cr_expect_eq(info.checkpoint_bytes, numoe_checkpoint_bytes(checkpoint));
+    cr_expect_eq(info.desc.layers, desc->layers);
+    cr_expect(info.load_seconds > 0);
+    cr_expect(!strncmp(info.io_path, "io_uring", 8) || !strcmp(info.io_path, "pread"), "%s",
+              info.io_path);
+    numoe_checkpoint_close(checkpoint);
+    numoe_model_destroy(model);
+    numoe_close(context);
+}
+
+/* All experts count as loaded: a call that uses each misses none. */
+Test(load, every_expert_is_present, .timeout = 60)
+{
+    char *directory = small("v4-flash", 2, 24, 100000);
+    struct numoe *context = open_context(NULL, 0, NULL);
+    struct numoe_model *model;
+    struct numoe_batch batch = NUMOE_BATCH_INIT;
+    struct numoe_result result = NUMOE_RESULT_INIT;
+    int32_t ids[24];
+    float x[96], weights[24], out[96];
+    uint64_t layer;
+    unsigned i;
+
+    cr_assert_eq(numoe_model_load(context, directory, NULL, &model, NULL), 0);
+    for (i = 0; i < 96; i++)
+        x[i] = (float)(i % 7) - 3;
+    for (i = 0; i < 24; i++) {
+        ids[i] = (int32_t)i;
+        weights[i] = 1;
+    }
+    batch.tokens = 1;
+    batch.top_k = 24;
+    batch.x = x;
+    batch.x_type = batch.out_type = NUMOE_F32;
+    batch.ids = ids;
+    batch.weights = weights;
+    batch.out = out;
+    for (layer = 0; layer < 2; layer++) {
+        cr_assert_eq(numoe_forward(model, layer, &batch, &result, NULL), 0);
+        cr_expect_eq(result.missing, 0);
+        cr_expect_eq(result.experts_hit, 24);
+    }
+    numoe_model_destroy(model);
+    numoe_close(context);
+    files_drop(directory);
+}
+
+Test(load, v4_lands_where_the_plan_says, .timeout = 120)
+{
+    char *directory = small("v4-flash", 2, 5, 60000);
+
+    load_and_check(directory, NULL, 0, "deepseek-v4");
+    load_and_check(directory, "numa:4(memory=1GiB) core:2 pu:1", 3, "deepseek-v4");
+    load_and_check(directory, "pack:2 l3:16 [numa(memory=16GB)] core:4 pu:2", 5, "deepseek-v4");
+    files_drop(directory);
+}
+
+Test(load, k3_counts_its_layers_from_one, .timeout = 120)
+{
+    char *directory = small("kimi-k3", 2, 17, 1ull << 40);
+
+    load_and_check(directory, "numa:3(memory=1GiB) core:1 pu:1", 0, "kimi-k3");
+    files_drop(directory);
+}
+
+/* Rewrite a checkpoint with its tensors in random order over three shards, at odd offsets. */
+static void scatter(const char *directory)
+{
+    struct numoe_tensors *tensors;
+    uint64_t count, *order, i, state = 5;
+    char name[64], *index = NULL;
+    size_t index_bytes;
+    FILE *stream = open_memstream(&index, &index_bytes);
+    unsigned shard;
+
+    cr_assert_eq(numoe_tensors_create(&tensors, NULL), 0);
+    cr_assert_eq(numoe_tensors_read(tensors,
+                                    files_at(directory, "model-00001-of-00001.safetensors"), 0,
+                                    NULL, NULL),
+                 0);
+    count = numoe_tensors_count(tensors);
+    order = malloc(count * sizeof *order);
+    for (i = 0; i < count; i++) {
+        uint64_t j;
+        state = state * 6364136223846793005u + 1442695040888963407u;
+        j = (state >> 33) % (i + 1);
+        order[i] = order[j];
+        order[j] = i;
+    }
+    fprintf(stream, "{\"weight_map\":{");
+    for (shard = 0; shard < 3; shard++) {
+        char *header = NULL;
+        size_t header_bytes, used = 1 + shard;
+        FILE *text = open_memstream(&header, &header_bytes);
+        size_t whole;
+        char *from = files_get(files_at(directory, "model-00001-of-00001.safetensors"), &whole);
+        char *data = malloc(whole + 8);
+
+        /* A few bytes in front make every offset odd. */
+        fprintf(text, "{\"pad%u\":{\"dtype\":\"U8\",\"shape\":[%u],\"data_offsets\":[0,%u]}", shard,
+                shard + 1, shard + 1);
+        memset(data, 0, 4);
+        fprintf(stream, "%s\"pad%u\":\"s%u.safetensors\"", shard ? "," : "", shard, shard);
+        for (i = shard; i < count; i += 3) {
+            const struct numoe_tensor *t = numoe_tensors_at(tensors, order[i]);
+            uint64_t bytes = t->end - t->begin, d;
+            fprintf(text, ",\"%s\":{\"dtype\":\"%s\",\"shape\":[", t->name,
+                    numoe_dtype_name(t->dtype));
+            for (d = 0; d < t->rank; d++)
+                fprintf(text, "%s%llu", d ? "," : "", (unsigned long long)t->shape[d]);
+            fprintf(text, "],\"data_offsets\":[%zu,%zu]}", used, used + bytes);
+            memcpy(data + used, from + t->begin, bytes);
+            used += bytes;
+            fprintf(stream, ",\"%s\":\"s%u.safetensors\"", t->name, shard);
+        }
+        fputc('}', text);
+        fclose(text);
+        snprintf(name, sizeof name, "s%u.safetensors", shard);
+        files_put_tensors(files_at(directory, name), header, header_bytes, data, used);
+        free(header);
+        free(data);
+        free(from);
+    }
+    fprintf(stream, "}}");
+    fclose(stream);
+    files_put(files_at(directory, "model.safetensors.index.json"), index, index_bytes);
+    unlink(files_at(directory, "model-00001-of-00001.safetensors"));
+    free(index);
+    free(order);
+    numoe_tensors_destroy(tensors);
+}
+
+Test(load, tensors_in_any_order_over_any_files, .timeout = 120)
+{
+    char *directory = small("v4-flash", 2, 5, 1ull << 40);
+
+    scatter(directory);
+    load_and_check(directory, "numa:2(memory=1GiB) core:2 pu:1", 2, "deepseek-v4");
+    files_drop(directory);
+}
+
+Test(load, a_scale_that_is_no_number_is_refused_by_its_place, .timeout = 60)
+{
+    static const struct {
+        enum numoe_part part;
+        uint64_t row, group, groups;
+        const char *words;
+    } cases[] = {
+        {NUMOE_PART_GATE_SCALES, 287, 2, 3,
+         "tensor \"layers.1.ffn.experts.3.w1.scale\": the scale byte of row 287, group 2 is 255"},
+        {NUMOE_PART_UP_SCALES, 0, 0, 3,
+         "tensor \"layers.1.ffn.experts.3.w3.scale\": the scale byte of row 0, group 0 is 255"},
+        {NUMOE_PART_DOWN_SCALES, 95, 8, 9,
+         "tensor \"layers.1.ffn.experts.3.w2.scale\": the scale byte of row 95, group 8 is 255"},
+    };
+    unsigned i;
+
+    for (i = 0; i < 3; i++) {
+        char *directory = small("v4-flash", 2, 5, 60000);
+        struct numoe *context = open_context("numa:3(memory=1GiB) core:1 pu:1", 3, NULL);
+        struct numoe_error error = NUMOE_ERROR_INIT;
+        struct numoe_extent parts[NUMOE_PART_COUNT];
+        struct numoe_checkpoint *checkpoint;
+        struct numoe_model *model = NULL;
+        const uint8_t bad = 255;
+        int fd, before = files_open_now();
+
+        cr_assert_eq(numoe_checkpoint_open(directory, NULL, &checkpoint, NULL), 0);
+        numoe_checkpoint_expert(checkpoint, 1, 3, parts);
+        fd = open(numoe_checkpoint_file(checkpoint, parts[cases[i].part].file, NULL),
+                  O_WRONLY | O_CLOEXEC);
+        cr_assert_eq(pwrite(fd, &bad, 1,
+                            (off_t)(parts[cases[i].part].offset + cases[i].row * cases[i].groups +
+                                    cases[i].group)),
+                     1);
+        close(fd);
+        cr_expect_eq(numoe_model_load(context, directory, NULL, &model, &error), -EBADMSG);
+        expect_text(error.message, cases[i].words);
+        expect_text(error.where,
+                    numoe_checkpoint_file(checkpoint, parts[cases[i].part].file, NULL));
+        cr_expect_null(model);
+        numoe_checkpoint_close(checkpoint);
+        cr_expect_eq(files_open_now(), before);
+        numoe_close(context);
+        files_drop(directory);
+    }
+}
+
+struct told {
+    unsigned calls;
+    struct numoe_load_progress last;
+    bool cancel;
+};
+
+static int tell(void *user, const struct numoe_load_progress *progress)
+{
+    struct told *told = user;
+
+    cr_assert(progress->bytes_done >= told->last.bytes_done);
+    cr_assert(progress->bytes_done <= progress->bytes_total);
+    told->calls++;
+    told->last = *progress;
+    return told->cancel;
+}
+
+Test(load, progress_ends_at_the_whole_and_can_cancel, .timeout = 60)
+{
+    char *directory = small("v4-flash", 2, 5, 60000);
+    struct numoe *context = open_context(NULL, 0, NULL);
+    struct numoe_load_options options = NUMOE_LOAD_OPTIONS_INIT;
+    struct numoe_error error = NUMOE_ERROR_INIT;
+    struct numoe_model_info info = {.size = sizeof info};
+    struct numoe_model *model = NULL;
+    struct told told = {0};
+    int before = files_open_now();
+
+    options.progress = tell;
+    options.user = &told;
+    options.arithmetic = NUMOE_EXACT;
+    cr_assert_eq(numoe_model_load(context, directory, &options, &model, &error), 0, "%s",
+                 error.message);
+    cr_expect(told.calls >= 1);
+    cr_expect_eq(told.last.bytes_done, 10 * 3 * 96 * 288 * 17 / 32);
+    cr_expect_eq(told.last.bytes_total, told.last.bytes_done);
+    cr_assert_eq(numoe_model_info(model, &info), 0);
+    cr_expect_eq(info.desc.arithmetic, NUMOE_EXACT);
+    numoe_model_destroy(model);
+    model = NULL;
+    told = (struct told){.cancel = true};
+    cr_expect_eq(numoe_model_load(context, directory, &options, &model, &error), -ECANCELED);
+    expect_text(error.message, "cancelled");
+    cr_expect_null(model);
+    cr_expect_eq(files_open_now(), before);
+    numoe_close(context);
+    files_drop(directory);
+}
+
+Test(load, what_cannot_be_loaded_keeps_nothing, .timeout = 60)
+{
+    char *directory = small("v4-flash", 2, 5, 60000);
+    struct numoe *context = open_context(NULL, 0, NULL), *tiny;
+    struct numoe_load_options options = NUMOE_LOAD_OPTIONS_INIT;
+    struct numoe_error error = NUMOE_ERROR_INIT;
+    struct numoe_model *model = NULL;
+    int before = files_open_now();
+
+    cr_expect_eq(numoe_model_load(NULL, directory, NULL, &model, &error), -EINVAL);
+    cr_expect_eq(numoe_model_load(context, NULL, NULL, &model, &error), -EINVAL);
+    cr_expect_eq(numoe_model_load(context, "", NULL, &model, &error), -EINVAL);
+    cr_expect_eq(numoe_model_load(context, directory, NULL, NULL, &error), -EINVAL);
+    cr_expect_eq(numoe_model_load(context, files_at(directory, "none"), NULL, &model, &error),
+                 -ENOENT);
+    options.arithmetic = 77;
+    cr_expect_eq(numoe_model_load(context, directory, &options, &model, &error), -EINVAL);
+    options = (struct numoe_load_options){0};
+    cr_expect_eq(numoe_model_load(context, directory, &options, &model, &error), -EINVAL);
+
+    tiny = open_context("numa:2(memory=128KB) core:1 pu:1", 0, NULL);
+    cr_expect_eq(numoe_model_load(tiny, directory, NULL, &model, &error), -ENOSPC, "%s",
+                 error.message);
+    numoe_close(tiny);
+
+    cr_assert_eq(unlink(files_at(directory, "model-00002-of-00008.safetensors")), 0);
+    cr_expect_eq(numoe_model_load(context, directory, NULL, &model, &error), -ENOENT);
+    expect_text(error.message, "model-00002-of-00008.safetensors");
+    cr_expect_null(model);
+    cr_expect_eq(files_open_now(), before);
+    numoe_close(context);
+    files_drop(directory);
+}
