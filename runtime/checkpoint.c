@@ -513,7 +513,7 @@ static int disagree(struct opening *o, const char *key, uint64_t says, const cha
 static int agree(struct opening *o, const json_t *section, const char *key, const char *what,
                  uint64_t found)
 {
-    uint64_t says;
+    uint64_t says = 0;
     int code = config_number(o, section, key, &says);
 
     if (code <= 0)
@@ -528,7 +528,7 @@ static int count_experts(struct opening *o, const json_t *section, const struct 
     struct numoe_checkpoint *c = o->ckpt;
     const struct numoe_family *family = c->family;
     struct list absent = {.log = &c->log, .what = "tensor"};
-    uint64_t experts = 0, says, expected = 0, total, i;
+    uint64_t experts = 0, says = 0, expected = 0, total, i;
     const struct match *widest = matches;
     int code;
 
@@ -726,7 +726,7 @@ static int find_experts(struct opening *o)
     struct numoe_checkpoint *c = o->ckpt;
     struct match *matches = NULL;
     const json_t *section = o->config;
-    uint64_t count;
+    uint64_t count = 0;
     int code;
 
     code = find_family(o, &matches, &count);

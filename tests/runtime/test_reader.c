@@ -434,7 +434,7 @@ Test(reader, more_files_than_descriptors_kept, .timeout = 60)
     struct numoe_error error = NUMOE_ERROR_INIT;
     struct numoe_reader *reader;
     struct numoe_read read, *done;
-    void *window;
+    void *window = NULL;
     int before = files_open_now(), most = 0, code;
     unsigned i;
 
