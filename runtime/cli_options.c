@@ -32,7 +32,9 @@ static const struct option_text option_texts[] = {
                          "fast (int8 activations), exact (bf16, exact weights) or both, as in\n"
                          "fast,exact (default: fast)"},
     [CLI_CPUS] = {"cpus", "LIST", "pin workers to these CPUs only, as in 0,2,8-15"},
+    [CLI_DURATION] = {"duration", "SECONDS", "how long to go on (default: 60)"},
     [CLI_EXPERTS] = {"experts", "N", "routed experts in a layer (default: the model's)"},
+    [CLI_GPU] = {"gpu", NULL, "execute on the GPU as well"},
     [CLI_ISA] = {"isa", "NAME",
                  "instructions to use: ref, avx2, avx512 or avx512vnni\n"
                  "(default: NUMOE_ISA of the environment, else the best here)"},
@@ -48,6 +50,8 @@ static const struct option_text option_texts[] = {
     [CLI_REPEAT] = {"repeat", "N", "repetitions of each measurement (default: by time)"},
     [CLI_SEED] = {"seed", "N", "seed of everything random (default: 1)"},
     [CLI_SMT] = {"smt", NULL, "also use the second hardware threads of cores"},
+    [CLI_STEPS] = {"steps", "N", "end after so many steps, however long they take"},
+    [CLI_THREADS] = {"threads", "N", "threads that execute the plan, whatever its workers"},
     [CLI_TOKENS] = {"tokens", "LIST", "batch sizes to measure, as in 1,16,256"},
     [CLI_TOPOLOGY] = {"topology", "WHAT",
                       "another machine: an hwloc XML file, or a synthetic string such as\n"
@@ -235,8 +239,13 @@ static int set_option(enum cli_option option, const char *text, struct cli_value
         return parse_arithmetics(text, option == CLI_ARITHMETICS, values, error);
     case CLI_CPUS:
         return cli_parse_list(text, &values->cpus, error);
+    case CLI_DURATION:
+        return parse_count(text, UINT32_MAX, &values->duration_s, error);
     case CLI_EXPERTS:
         return parse_count(text, UINT32_MAX, &values->experts, error);
+    case CLI_GPU:
+        values->gpu = true;
+        return 0;
     case CLI_ISA:
     case CLI_ISAS:
         return parse_isas(text, option == CLI_ISAS, values, error);
@@ -264,6 +273,12 @@ static int set_option(enum cli_option option, const char *text, struct cli_value
     case CLI_SMT:
         values->smt = true;
         return 0;
+    case CLI_STEPS:
+        return parse_count(text, UINT64_MAX, &values->steps, error);
+    case CLI_THREADS:
+        rc = parse_count(text, UINT32_MAX - 1, &number, error);
+        values->threads = (uint32_t)number;
+        return rc;
     case CLI_TOKENS:
         rc = cli_parse_list(text, &values->tokens, error);
         for (uint32_t i = 0; !rc && i < values->tokens.count; i++) {

@@ -27,7 +27,9 @@ enum cli_option {
     CLI_ARITHMETIC,
     CLI_ARITHMETICS,
     CLI_CPUS,
+    CLI_DURATION,
     CLI_EXPERTS,
+    CLI_GPU,
     CLI_ISA,
     CLI_ISAS,
     CLI_JSON,
@@ -38,6 +40,8 @@ enum cli_option {
     CLI_REPEAT,
     CLI_SEED,
     CLI_SMT,
+    CLI_STEPS,
+    CLI_THREADS,
     CLI_TOKENS,
     CLI_TOPOLOGY,
     CLI_WORKERS
@@ -54,9 +58,9 @@ struct cli_list {
 struct cli_values {
     const char *directory, *model, *topology;
     struct cli_list cpus, nodes, tokens;
-    uint64_t experts, layers, keep_free_bytes, seed;
-    uint32_t repeat, workers;
-    bool json, smt;
+    uint64_t duration_s, experts, layers, keep_free_bytes, seed, steps;
+    uint32_t repeat, threads, workers;
+    bool gpu, json, smt;
     bool seed_given;
     char *isa_text; /* holds what isas point to */
     const char *isas[CLI_MAX_ISAS];
@@ -77,7 +81,8 @@ struct cli_verb {
     int (*run)(const struct cli_values *values); /* returns an exit code */
 };
 
-extern const struct cli_verb cli_topo, cli_plan, cli_synth, cli_run, cli_bench, cli_version;
+extern const struct cli_verb cli_topo, cli_plan, cli_synth, cli_run, cli_bench, cli_soak,
+    cli_version;
 
 /*
  * Read the arguments of a verb. Returns -1 to go on, or the exit code when help was printed or the
