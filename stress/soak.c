@@ -373,8 +373,9 @@ int numoe_soak_run(const struct numoe_soak_options *options, struct numoe_soak_r
     pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
     pthread_cond_init(&soak->watchdog_over, &clock);
     pthread_condattr_destroy(&clock);
-    /* callers come and go: without a bound each may leave an arena behind */
-    mallopt(M_ARENA_MAX, 4);
+    /* One arena for all threads, from the first allocation of a caller on: others keep what was
+     * freed in them, which would look like growth. */
+    mallopt(M_ARENA_MAX, 1);
 
     find_isas(soak);
     rc = make_scratch(soak);

@@ -50,7 +50,7 @@ struct numoe_soak_usage {
 /* How far each may stand above the baseline after a teardown. */
 #define NUMOE_SOAK_USAGE_SLACK                                                                     \
     {                                                                                              \
-        .anonymous_bytes = (uint64_t)16 << 20, .maps = 64, .threads = 0, .descriptors = 0          \
+        .anonymous_bytes = (uint64_t)4 << 20, .maps = 16, .threads = 0, .descriptors = 0           \
     }
 
 /* A batch that was computed, as tests/ sees it. */
