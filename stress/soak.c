@@ -339,12 +339,23 @@ static int make_scratch(struct soak *soak)
 
 static int check_options(const struct numoe_soak_options *o, struct numoe_error *error)
 {
+    struct numoe_options open = NUMOE_OPTIONS_INIT;
+    struct numoe *context;
+    int rc;
+
     if (!o->steps && !(o->duration_s > 0))
         return numoe_error_set(error, -EINVAL, "soak", "neither steps nor a duration is given");
     if (o->gpu)
         return numoe_error_set(error, -ENOTSUP, "gpu",
                                "this build of numoe does not execute on GPUs");
-    return 0;
+    /* what the options make impossible is no finding of the walk */
+    open.topology = o->topology;
+    open.workers = o->workers;
+    open.threads = o->threads;
+    rc = numoe_open(&open, &context, error);
+    if (!rc)
+        numoe_close(context);
+    return rc;
 }
 
 int numoe_soak_run(const struct numoe_soak_options *options, struct numoe_soak_report *report,

@@ -111,8 +111,8 @@ struct numoe_soak_options {
 /*
  * Walk. Single-threaded use, one walk a process at a time: it watches the process as a whole.
  * @param report  filled in every case
- * @return 0 when nothing was wrong; -EINVAL for an option, -ENOTSUP for one that this build cannot
- *         serve; else the failure's code, with report->failed and error filled
+ * @return 0 when nothing was wrong; with report->failed a finding, and error filled; else what
+ *         numoe_open says of the options, or -ENOTSUP for one that this build cannot serve
  */
 int numoe_soak_run(const struct numoe_soak_options *options, struct numoe_soak_report *report,
                    struct numoe_error *error);

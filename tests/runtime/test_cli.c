@@ -121,7 +121,7 @@ static double number(const json_t *object, const char *key)
     return json_number_value(value);
 }
 
-static const char *const verbs[] = {"topo", "plan", "synth", "run", "bench", "version"};
+static const char *const verbs[] = {"topo", "plan", "synth", "run", "bench", "soak", "version"};
 
 enum { VERB_COUNT = sizeof verbs / sizeof verbs[0] };
 
