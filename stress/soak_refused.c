@@ -179,7 +179,7 @@ static int refuse_load(struct soak *soak, struct soak_random *random,
     struct numoe_error error = NUMOE_ERROR_INIT;
     struct numoe_model *made;
     char *folder;
-    bool gone;
+    bool gone = false;
     int rc;
 
     if (soak_once(random, 4)) {
