@@ -93,7 +93,7 @@ static int measure_series(const struct cli_values *values, struct numoe *context
     report->resident_bytes = info.resident_bytes;
     report->huge_bytes = 0;
     for (uint32_t n = 0; n < info.node_count; n++) {
-        struct numoe_node_info node;
+        struct numoe_node_info node = NUMOE_NODE_INFO_INIT;
 
         if (!numoe_model_node(model, n, &node))
             report->huge_bytes += node.huge_bytes;

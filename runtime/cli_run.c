@@ -272,8 +272,10 @@ static int run(const struct cli_values *values)
         code = CLI_NO_ROOM;
         goto destroy;
     }
-    for (uint32_t n = 0; n < report.info.node_count; n++)
+    for (uint32_t n = 0; n < report.info.node_count; n++) {
+        report.nodes[n] = (struct numoe_node_info)NUMOE_NODE_INFO_INIT;
         numoe_model_node(model, n, &report.nodes[n]);
+    }
 
     code = measure(context, model, values, &report);
     if (code)

@@ -147,6 +147,7 @@ int numoe_forward(struct numoe_model *model, uint64_t layer, const struct numoe_
     finish_pending(context);
     rc = run_passes(context, model, layer, &copy, NULL, error);
     if (!rc) {
+        count_call(context, &context->schedule);
         add(&context->nanoseconds, now_ns() - since);
         give_result(&context->schedule.result, result);
     }
@@ -186,6 +187,7 @@ int numoe_submit(struct numoe_model *model, uint64_t layer, const struct numoe_b
             goto out;
         }
     }
+    count_call(context, &context->schedule);
     context->pending = true;
     context->pending_model = model;
     context->pending_since = since;

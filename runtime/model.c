@@ -539,13 +539,15 @@ int numoe_model_info(const struct numoe_model *model, struct numoe_model_info *i
 int numoe_model_node(const struct numoe_model *model, uint32_t index, struct numoe_node_info *info)
 {
     struct numoe_memory_report report = {0};
+    struct numoe_node_info now;
 
-    if (!model || !info || index >= model->plan->node_count)
+    if (!model || !info || info->size < sizeof info->size || index >= model->plan->node_count)
         return -EINVAL;
     const struct numoe_plan_node *node = &model->plan->nodes[index];
     if (model->nodes[index].memory)
         numoe_memory_inspect(model->nodes[index].memory, &report);
-    *info = (struct numoe_node_info){
+    now = (struct numoe_node_info){
+        .size = info->size,
         .os_index = node->os_index,
         .workers = node->worker_count,
         .capacity_bytes = node->capacity_bytes,
@@ -555,5 +557,6 @@ int numoe_model_node(const struct numoe_model *model, uint32_t index, struct num
         .placed_bytes = report.placed_bytes,
         .bound = report.bound,
     };
+    memcpy(info, &now, info->size < sizeof now ? info->size : sizeof now);
     return 0;
 }

@@ -37,13 +37,14 @@ const char *numoe_version(void);
 struct numoe;
 
 struct numoe_options {
-    size_t size;           /**< sizeof(struct numoe_options) */
-    const char *topology;  /**< NULL: this machine. Else an hwloc XML file or synthetic string: the
-                                plan is made for that machine and executed on this one, with
-                                workers unpinned and memory unbound */
-    uint32_t workers;      /**< 0: one for each allowed core, within the cgroup's CPU quota */
-    uint32_t threads;      /**< 0: one for each planned worker. Else the plan stays as it is and so
-                                many threads execute it: results are the same bit for bit */
+    size_t size;          /**< sizeof(struct numoe_options) */
+    const char *topology; /**< NULL: this machine. Else an hwloc XML file or synthetic string: the
+                               plan is made for that machine and executed on this one, with
+                               workers unpinned and memory unbound */
+    uint32_t workers;     /**< planned workers; 0: one for each allowed core of the planned machine,
+                               within the cgroup's CPU quota where that is this machine */
+    uint32_t threads;     /**< 0: one for each planned worker. Else the plan stays as it is and so
+                               many threads execute it: results are the same bit for bit */
     const uint32_t *nodes; /**< OS indices of memory nodes to use; NULL: all */
     uint32_t node_count;
     const uint32_t *cpus; /**< OS indices of CPUs to use; NULL: all allowed */
@@ -122,6 +123,11 @@ struct numoe_expert_weights {
     const float *down_bias;           /**< H values */
 };
 
+#define NUMOE_EXPERT_WEIGHTS_INIT                                                                  \
+    {                                                                                              \
+        .size = sizeof(struct numoe_expert_weights), .bias_step = 1                                \
+    }
+
 /**
  * Copy one expert into its place, or replace it. The source may be freed after the call.
  * @return 0; -EINVAL (index, missing pointer); -EDOM a scale byte is 255 (the message names matrix,
@@ -163,6 +169,7 @@ int numoe_model_load(struct numoe *context, const char *directory,
 
 /** Node of a model and what lies there. */
 struct numoe_node_info {
+    size_t size;
     uint32_t os_index, workers;
     uint64_t capacity_bytes, planned_bytes;
     uint64_t huge_bytes;                  /**< on 2 MiB pages */
@@ -183,6 +190,15 @@ struct numoe_model_info {
     char io_path[64]; /**< how files were read: "io_uring O_DIRECT", ... */
 };
 
+#define NUMOE_MODEL_INFO_INIT                                                                      \
+    {                                                                                              \
+        .size = sizeof(struct numoe_model_info)                                                    \
+    }
+#define NUMOE_NODE_INFO_INIT                                                                       \
+    {                                                                                              \
+        .size = sizeof(struct numoe_node_info)                                                     \
+    }
+
 /** @return 0 or -EINVAL */
 int numoe_model_info(const struct numoe_model *model, struct numoe_model_info *info);
 /** @return 0 or -EINVAL when there is no node of that index (0 .. node_count - 1) */
@@ -192,7 +208,10 @@ int numoe_model_node(const struct numoe_model *model, uint32_t index, struct num
 
 /**
  * One call on one layer:  out[t] (+)= scale * sum_j weights[t, j] * expert(ids[t, j], x[t]).
- * Summed in fp32, rounded once to out_type.
+ * Summed in fp32, rounded once to out_type; with add, out's old value joins in fp32 before that.
+ * Exact arithmetic rounds an f32 x to bf16 first. A NaN or an infinity in a token's x makes that
+ * token's outputs not finite (fast: NaN) and changes no bit of another token. Arrays need no
+ * alignment beyond their element's. out may not overlap anything else.
  */
 struct numoe_batch {
     size_t size;
@@ -203,7 +222,7 @@ struct numoe_batch {
     uint64_t x_stride;    /**< elements from row to row; 0: hidden */
     const void *ids;      /**< [tokens, top_k] int32_t or int64_t, dense */
     uint32_t id_bytes;    /**< 4 or 8 */
-    const float *weights; /**< [tokens, top_k] */
+    const float *weights; /**< [tokens, top_k]; of a skipped entry never read */
     void *out;            /**< [tokens, hidden] */
     enum numoe_type out_type;
     uint64_t out_stride; /**< elements; 0: hidden */
@@ -219,7 +238,7 @@ struct numoe_batch {
         .size = sizeof(struct numoe_batch), .id_bytes = 4, .scale = 1.0f                           \
     }
 
-/** What a call did. */
+/** What a call did. Filled as far as size says; 0 leaves it alone. */
 struct numoe_result {
     size_t size;
     uint64_t skipped;      /**< entries with an id >= experts */
@@ -240,7 +259,8 @@ struct numoe_result {
  * @param result  NULL or what to fill
  * @return 0; -EINVAL (null pointer, top_k, layer, strict id: in error), -ENOMEM (workspace could
  *         not grow; nothing was written)
- * @thread any; calls on one context take turns
+ * @thread any; calls on one context take turns, and one that finds a submission outstanding
+ *         finishes it first (numoe_wait then returns at once)
  */
 int numoe_forward(struct numoe_model *model, uint64_t layer, const struct numoe_batch *batch,
                   struct numoe_result *result, struct numoe_error *error);
@@ -269,6 +289,11 @@ struct numoe_stats {
     uint32_t workers, workers_pinned;
     uint64_t workspace_bytes;
 };
+
+#define NUMOE_STATS_INIT                                                                           \
+    {                                                                                              \
+        .size = sizeof(struct numoe_stats)                                                         \
+    }
 
 /** Counters since open. @return 0 or -EINVAL. @thread any */
 int numoe_stats_get(const struct numoe *context, struct numoe_stats *stats);

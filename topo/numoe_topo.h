@@ -100,6 +100,8 @@ struct numoe_machine {
  *                such a file exists; else an hwloc synthetic string. Untrusted: damaged input is
  *                an error, never a crash.
  * @return 0 (free with numoe_machine_free); -ENOENT, -EINVAL, -E2BIG, -ENOMEM with error filled
+ * @thread any; one at a time, others wait. A file or string is interpreted in a child process
+ *         first (fork), which is reaped before the call returns.
  */
 int numoe_machine_load(const char *source, struct numoe_machine **machine,
                        struct numoe_error *error);
@@ -234,10 +236,13 @@ struct numoe_memory; /* one range of memory on one node */
 /**
  * Reserve memory on a node: an explicit binding of this range, never of the process. Free memory
  * of the node and what the cgroup grants are checked first. Pages are populated later, by
- * numoe_memory_populate or on first touch.
+ * numoe_memory_populate or on first touch; only when the node's pool of 2 MiB pages has room for
+ * all of the range is it taken from there, and then made resident before this returns.
+ * Address and length are multiples of 2 MiB; the memory is zero.
  * @param os_node  OS index, or NUMOE_NONE for no binding
  * @param strict   fail with -EPERM/-ENOSYS when the binding is denied; else go on unbound,
- *                 say so once through log, and show it in the report
+ *                 say so once through log (NULL: not at all; give it for the first of many
+ *                 ranges only), and show it in the report
  * @return 0; -ENOMEM with node, need and have; -EINVAL
  */
 int numoe_memory_create(uint32_t os_node, uint64_t bytes, bool strict, const struct numoe_log *log,

@@ -14,7 +14,7 @@
 
 enum {
     TOPO_MAX_NODES = 1024, /* what the kernel's node masks can hold */
-    TOPO_MAX_PUS = 16384,
+    TOPO_MAX_PUS = 8192,   /* the kernel's limit on x86; hwloc takes seconds for as many */
     TOPO_MAX_CPU_INDEX = 65535
 };
 

@@ -4,6 +4,7 @@
 #include "topo_text.h"
 
 #include <errno.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -79,6 +80,12 @@ free_machine:
     return rc;
 }
 
+/*
+ * Held while hwloc is at work and across fork: hwloc has locks of its own, and a child forked while
+ * another thread holds one would wait for it for ever.
+ */
+static pthread_mutex_t hwloc_in_use = PTHREAD_MUTEX_INITIALIZER;
+
 int numoe_machine_load(const char *words, struct numoe_machine **machine, struct numoe_error *error)
 {
     struct topo_source source;
@@ -89,10 +96,12 @@ int numoe_machine_load(const char *words, struct numoe_machine **machine, struct
     rc = topo_source_open(words, &source, error);
     if (rc)
         return rc;
+    pthread_mutex_lock(&hwloc_in_use);
     if (source.kind != TOPO_LIVE)
         rc = topo_source_try(&source, error);
     if (!rc)
         rc = topo_machine_build(&source, machine, error);
+    pthread_mutex_unlock(&hwloc_in_use);
     topo_source_close(&source);
     return rc;
 }

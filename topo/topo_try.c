@@ -3,8 +3,8 @@
  *
  * hwloc's readers can abort, crash, loop or allocate without bound on damaged input. The child
  * takes that instead of the caller's process: it has a limit of memory and of time, no output, and
- * answers with one byte through a pipe when all went well. The answer, not the exit status, counts:
- * the caller may have told the kernel to reap children by itself.
+ * answers through a pipe. The answer, not the exit status, counts: the caller may have told the
+ * kernel to reap children by itself.
  *
  * SPDX-License-Identifier: Apache-2.0
  */
@@ -16,12 +16,15 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
-enum { LIMIT_SECONDS = 20 };
+/* Of processor time; and until the caller gives up, on however busy a machine. */
+enum { CPU_SECONDS = 20, LIMIT_SECONDS = 40 };
 static const rlim_t extra_bytes = (rlim_t)2 << 30;
 
 struct answer {
@@ -49,12 +52,14 @@ static void limit_memory(void)
 
 static void child(const struct topo_source *source, int out)
 {
-    static const int fatal[] = {SIGSEGV, SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGTERM, SIGALRM};
+    static const int fatal[] = {SIGSEGV, SIGABRT, SIGBUS,  SIGFPE,
+                                SIGILL,  SIGTERM, SIGALRM, SIGXCPU};
     struct answer answer = {.error = NUMOE_ERROR_INIT};
     struct numoe_machine *machine;
-    struct rlimit none = {0, 0};
+    struct rlimit none = {0, 0}, seconds = {CPU_SECONDS, CPU_SECONDS};
     sigset_t all;
-    int quiet;
+    struct stat printed;
+    int quiet, told;
 
     /* the caller's handlers must not see the child's end, and it leaves no core file */
     for (size_t i = 0; i < sizeof fatal / sizeof fatal[0]; i++)
@@ -62,6 +67,7 @@ static void child(const struct topo_source *source, int out)
     sigfillset(&all);
     sigprocmask(SIG_UNBLOCK, &all, NULL);
     setrlimit(RLIMIT_CORE, &none);
+    setrlimit(RLIMIT_CPU, &seconds);
     limit_memory();
     alarm(LIMIT_SECONDS);
     quiet = open("/dev/null", O_RDWR | O_CLOEXEC);
@@ -69,7 +75,16 @@ static void child(const struct topo_source *source, int out)
         dup2(quiet, STDOUT_FILENO);
         dup2(quiet, STDERR_FILENO);
     }
+    told = memfd_create("hwloc", MFD_CLOEXEC);
+    if (told >= 0)
+        dup2(told, STDERR_FILENO);
     answer.rc = topo_machine_build(source, &machine, &answer.error);
+    /* hwloc prints what it finds odd and goes on; it would print again in the caller's process */
+    fflush(stderr);
+    if (!answer.rc && told >= 0 && fstat(told, &printed) == 0 && printed.st_size > 0)
+        answer.rc = numoe_error_set(&answer.error, -EINVAL, source->name,
+                                    "damaged topology: hwloc finds that objects contradict each "
+                                    "other");
     for (size_t sent = 0; sent < sizeof answer;) {
         ssize_t wrote = write(out, (const char *)&answer + sent, sizeof answer - sent);
 

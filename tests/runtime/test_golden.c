@@ -238,6 +238,35 @@ TEST_EACH_ISA(golden_v4, loaded_checkpoint_agrees_with_torch)
     numoe_close(context);
 }
 
+/* Fewer slices an expert than nodes, and workers stealing at random. */
+Test(golden_v4, checkpoint_spread_over_8_and_32_nodes_agrees_with_torch, .timeout = 120)
+{
+    const char *topologies[] = {"numa:8(memory=1GB) core:2 pu:1",
+                                "pack:2 l3:16 [numa(memory=16GB)] core:4 pu:2"};
+
+    for (size_t i = 0; i < 2; i++) {
+        struct numoe_options options = NUMOE_OPTIONS_INIT;
+        struct numoe_error error = NUMOE_ERROR_INIT;
+        struct numoe *context = NULL;
+        struct golden golden = golden_open("v4_96x64");
+
+        options.topology = topologies[i];
+        options.workers = 5;
+        options.chaos_seed = 4242;
+        cr_assert_eq(numoe_open(&options, &context, &error), 0, "%s: %s", error.where,
+                     error.message);
+        for (size_t a = 0; a < 2; a++) {
+            struct numoe_model *model = load_checkpoint(context, golden.set, both_arithmetics[a]);
+
+            for (uint64_t layer = 0; layer < golden.layers; layer++)
+                compare_with_torch(model, &golden, layer, "silu_clamped", both_arithmetics[a]);
+            numoe_model_destroy(model);
+        }
+        golden_close(&golden);
+        numoe_close(context);
+    }
+}
+
 Test(golden_v4, description_comes_from_the_files, .timeout = 60)
 {
     const char *sets[] = {"v4_96x64", "v4_128x96"};

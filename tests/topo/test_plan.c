@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <jansson.h>
+#include <sched.h>
 #include <time.h>
 
 static int plan_error(const struct numoe_machine *machine, const struct numoe_plan_request *request,
@@ -723,6 +724,39 @@ Test(plan_workers, quota_and_affinity_of_this_machine)
 
         cr_assert_eq(plan_error(machine, &request, &error), -ENOSPC);
         cr_assert(strstr(error.message, "cgroup"), "%s", error.message);
+    }
+    numoe_machine_free(machine);
+}
+
+/* As in a container of one CPU: its number counts, not its place. */
+Test(plan_workers, a_mask_of_one_cpu_gives_one_worker_there)
+{
+    struct numoe_plan_request request = NUMOE_PLAN_REQUEST_INIT;
+    struct numoe_error error = NUMOE_ERROR_INIT;
+    struct numoe_machine *machine;
+    struct numoe_plan *plan;
+    uint32_t first = CPU_SETSIZE, last = 0;
+    cpu_set_t set;
+
+    cr_assert_eq(sched_getaffinity(0, sizeof set, &set), 0);
+    for (uint32_t i = 0; i < CPU_SETSIZE; i++)
+        if (CPU_ISSET(i, &set)) {
+            first = first == CPU_SETSIZE ? i : first;
+            last = i;
+        }
+    CPU_ZERO(&set);
+    CPU_SET(last, &set);
+    cr_assert_eq(sched_setaffinity(0, sizeof set, &set), 0);
+    machine = machine_of("live");
+    plan = plan_of(machine, &request);
+    cr_assert_eq(plan->worker_count, 1);
+    cr_assert_eq(plan->workers[0].os_cpu, last);
+    numoe_plan_free(plan);
+    if (first != last) {
+        request.cpus = &first;
+        request.cpu_count = 1;
+        cr_assert_eq(plan_error(machine, &request, &error), -EINVAL);
+        cr_assert(strstr(error.message, "not allowed"));
     }
     numoe_machine_free(machine);
 }

@@ -1,0 +1,77 @@
+/**
+ * numoe_cuda.h - the expert FFN on a CUDA device, on slices exactly as kernels/ packs them.
+ *
+ *     out[t] (+)= scale * sum_j weights[t, j] * expert(ids[t, j], x[t])
+ *
+ * Weights are MXFP4 slices (numoe_kernels.h) anywhere in one device buffer; activations are bf16
+ * (f32 is rounded to bf16 first), products are exact, sums fp32, h is rounded to bf16: the exact
+ * mode of the CPU. Each (token, slot) is computed on its own and a token's slots are added in slot
+ * order, so results are the same bits from run to run.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#ifndef NUMOE_CUDA_H
+#define NUMOE_CUDA_H
+
+#include <cuda_runtime_api.h>
+
+#include "numoe_kernels.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/** slice_at of an expert that is not there: its entries are skipped. */
+#define NUMOE_CUDA_ABSENT UINT32_MAX
+
+/** One call. All pointers are to device memory; everything must stay until the stream is past. */
+struct numoe_cuda_ffn {
+    struct numoe_slice_shape shape;
+    struct numoe_activation activation;
+    uint32_t slices;           /**< of an expert */
+    uint32_t experts;
+    const uint8_t *weights;    /**< 64-byte aligned */
+    const uint32_t *slice_at;  /**< [experts][slices]: where each slice begins, in 64-byte units
+                                    from weights; NUMOE_CUDA_ABSENT in [e][0]: no such expert */
+    const float *down_bias;    /**< [experts][32 * hidden_tiles] b2 in lane order, or NULL */
+    uint32_t tokens, top_k;
+    const void *x;             /**< [tokens][x_stride] */
+    enum numoe_type x_type;
+    uint64_t x_stride;         /**< elements, >= hidden */
+    const void *ids;           /**< [tokens][top_k] int32 or int64; negative, absent or >= experts:
+                                    skipped */
+    uint32_t id_bytes;         /**< 4 or 8 */
+    const float *routing;      /**< [tokens][top_k] */
+    void *out;                 /**< [tokens][out_stride] */
+    enum numoe_type out_type;
+    uint64_t out_stride;       /**< elements, >= hidden */
+    bool add;
+    float scale;
+    void *workspace;           /**< numoe_cuda_workspace_bytes(), 256-byte aligned */
+};
+
+/** Device bytes that a call of so many tokens needs; 0 when they overflow. */
+uint64_t numoe_cuda_workspace_bytes(const struct numoe_cuda_ffn *ffn);
+
+/**
+ * Queue the call on a stream. Never synchronises, allocates nothing; tokens == 0 queues nothing.
+ * @return cudaSuccess, cudaErrorInvalidValue (limits: tokens * top_k < 2^31, experts <= 65536), or
+ *         what a launch said
+ */
+cudaError_t numoe_cuda_ffn_launch(const struct numoe_cuda_ffn *ffn, cudaStream_t stream);
+
+/** Registers, spilled bytes and shared memory of each kernel on the current device. */
+struct numoe_cuda_kernel_info {
+    const char *name;
+    int registers, local_bytes, static_shared_bytes, dynamic_shared_bytes, blocks_an_sm;
+    int binary_version; /**< 90 for sm_90 code, 80 for compute_80 PTX compiled at load */
+};
+
+/** @return how many kernels there are; fills up to count of them */
+size_t numoe_cuda_kernels(struct numoe_cuda_kernel_info *info, size_t count);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

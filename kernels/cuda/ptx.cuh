@@ -1,0 +1,71 @@
+/* ptx.cuh - one-line wrappers of the instructions that CUDA C++ has no words for.
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef NUMOE_PTX_CUH
+#define NUMOE_PTX_CUH
+
+#include <cstdint>
+
+#define DI __device__ __forceinline__
+
+/* 16 bytes of weights: read once, so not kept in L1. Volatile, or the compiler sinks the load. */
+DI uint4 load_stream(const void *p)
+{
+    uint4 v;
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3},[%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(p));
+    return v;
+}
+
+DI uint32_t load_word(const void *p)
+{
+    uint32_t v;
+    asm volatile("ld.global.nc.u32 %0,[%1];" : "=r"(v) : "l"(p));
+    return v;
+}
+
+DI uint4 load_vector(const void *p)
+{
+    uint4 v;
+    asm volatile("ld.global.v4.u32 {%0,%1,%2,%3},[%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(p));
+    return v;
+}
+
+/* 16 bytes to shared memory; bytes = 0 fills with zeros and reads nothing. */
+DI void copy_async(uint32_t shared, const void *global, int bytes)
+{
+    asm volatile("cp.async.cg.shared.global [%0],[%1],16,%2;" ::"r"(shared), "l"(global), "r"(bytes)
+                 : "memory");
+}
+
+DI void copy_commit()
+{
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+template <int PENDING> DI void copy_wait()
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+
+/* d (16 x 8 fp32) += a (16 x 16 bf16) b (16 x 8 bf16) */
+DI void mma_16816(float *d, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
+                  uint32_t b1)
+{
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        "{%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+/* Two bf16 products; -0 as the addend keeps the sign of zero. Subnormals are kept. */
+DI uint32_t multiply_bf16x2(uint32_t a, uint32_t b)
+{
+    uint32_t r;
+    asm("fma.rn.bf16x2 %0,%1,%2,%3;" : "=r"(r) : "r"(a), "r"(b), "r"(0x80008000u));
+    return r;
+}
+
+#endif
