@@ -695,6 +695,37 @@ static void *call_often(void *argument)
     return NULL;
 }
 
+/* More tokens than one pass holds: 64 slots of 16 KiB rows. */
+Test(forward_calls, several_passes_count_an_expert_once, .timeout = 120)
+{
+    struct fixture f = fixture_of(1, 3, 4096, 32, false, NUMOE_FAST);
+    struct numoe_result result = NUMOE_RESULT_INIT;
+    struct numoe_model_info info = NUMOE_MODEL_INFO_INIT;
+    uint64_t ticket;
+
+    experts_make(&f, 111);
+    open_model(&f, NULL);
+    struct call c = call_make(700, 64, 4096, 2, true);
+    struct numoe_batch b = call_batch(&c);
+    cr_assert_eq(numoe_forward(f.model, 0, &b, &result, NULL), 0);
+    cr_assert_eq(numoe_model_info(f.model, &info), 0);
+    cr_expect_eq(result.experts_hit, 3); /* ids 0, 1 and, among the odd ones, 2 */
+    cr_expect_eq(result.expert_bytes, 3 * info.expert_bytes);
+    cr_expect_eq(result.skipped, 0);
+    cr_expect_leq(check(&f, 0, &c, 347), 2e-2);
+    float *forward = c.out;
+    c.out = malloc(700 * 4096 * sizeof *c.out);
+    b.out = c.out;
+    cr_assert_eq(numoe_submit(f.model, 0, &b, &ticket, NULL), 0);
+    cr_assert_eq(numoe_wait(f.model, ticket, &result), 0);
+    cr_expect_eq(result.experts_hit, 3);
+    cr_assert_arr_eq(c.out, forward, 700 * 4096 * sizeof *c.out);
+    free(forward);
+    call_free(&c);
+    close_model(&f);
+    experts_free(&f);
+}
+
 Test(forward_calls, callers_take_turns, .timeout = 120)
 {
     struct fixture f = fixture_of(1, 4, 64, 64, false, NUMOE_FAST);
