@@ -34,6 +34,9 @@ namespace
 
 enum { WARPS = 4, THREADS = 32 * WARPS, STAGE_TILES = 4, STAGES = 3, ROUTE_THREADS = 1024 };
 
+/* Dynamic shared memory that needs no opting in: 48 KiB less what a kernel has statically. */
+enum { PLAIN_SHARED = 46 * 1024 };
+
 /* Tokens of one expert that a block computes together. */
 struct chunk {
     int expert, first, count, unused;
@@ -612,7 +615,7 @@ cudaError_t launch(KERNEL kernel, uint64_t blocks, int shared, const call &c, cu
 {
     if (blocks > 0x7FFFFFFFu)
         return cudaErrorInvalidValue;
-    if (shared > 48 * 1024) {
+    if (shared > PLAIN_SHARED) {
         const cudaError_t e =
             cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
         if (e)
@@ -655,7 +658,7 @@ template <class KERNEL> void describe(KERNEL kernel, int shared, numoe_cuda_kern
 
     if (cudaFuncGetAttributes(&a, kernel) != cudaSuccess)
         return;
-    if (shared > 48 * 1024)
+    if (shared > PLAIN_SHARED)
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
     info->registers = a.numRegs;
     info->local_bytes = static_cast<int>(a.localSizeBytes);
