@@ -117,7 +117,6 @@ static int run_passes(struct numoe *context, struct numoe_model *model, uint64_t
                                    rc == -ECHILD ? "this process was forked from the context's"
                                                  : "could not run the job");
     }
-    count_call(context, s);
     return 0;
 }
 
