@@ -34,6 +34,8 @@
 
 enum { ALIGN = 256 };
 
+_Static_assert(NUMOE_GPU_ABSENT == NUMOE_CUDA_ABSENT, "one mark of an absent expert");
+
 static uint64_t aligned(uint64_t bytes)
 {
     return (bytes + ALIGN - 1) / ALIGN * ALIGN;

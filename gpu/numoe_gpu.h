@@ -78,6 +78,9 @@ int numoe_gpu_health(const struct numoe_gpu *gpu, struct numoe_error *error);
 
 /* ---- models --------------------------------------------------------------------------------- */
 
+/** Place of the first slice of an expert that is not there. */
+#define NUMOE_GPU_ABSENT UINT32_MAX
+
 /** A model's weights in host memory, as the device copies them. Callbacks run in the thread that
  *  calls, and not at once. */
 struct numoe_gpu_source {
@@ -94,7 +97,7 @@ struct numoe_gpu_source {
      *  multiple of 256 bytes. */
     void (*region)(void *user, uint64_t layer, uint32_t index, const void **address,
                    uint64_t *bytes);
-    /** Fill [experts][slices] places in 64-byte units (NUMOE_CUDA_ABSENT in an absent expert's
+    /** Fill [experts][slices] places in 64-byte units (NUMOE_GPU_ABSENT in an absent expert's
      *  first) with region i begun at region_at[i] units, and [experts][32 hidden_tiles] biases in
      *  lane order unless down_bias is NULL. */
     void (*tables)(void *user, uint64_t layer, const uint64_t *region_at, uint32_t *slice_at,
