@@ -114,6 +114,31 @@ static int start_pool(struct numoe *context, const struct numoe_options *options
     return rc;
 }
 
+/* A GPU that cannot be used is no failure: the CPU computes, and the reason is kept and told. */
+static int open_gpu(struct numoe *context, const struct numoe_options *options,
+                    struct numoe_error *error)
+{
+    struct numoe_gpu_verdict verdict = {0};
+    enum numoe_gpu_mode mode;
+    int rc = numoe_gpu_mode(options->gpu, &mode, error);
+
+    if (rc)
+        return rc;
+    if ((unsigned)mode > NUMOE_GPU_FORCE)
+        return numoe_error_set(error, -EINVAL, "gpu", "%d is no mode", (int)mode);
+    context->gpu_stream = options->gpu_stream;
+    rc = numoe_gpu_open(options->gpu_device, mode, context->described ? NULL : context->machine,
+                        &context->log, &context->gpu, &verdict, NULL);
+    memcpy(context->gpu_note, verdict.reason, sizeof context->gpu_note);
+    if (rc && mode != NUMOE_GPU_OFF)
+        numoe_log_write(&context->log, NUMOE_LOG_WARNING, "the CPU computes, not a GPU: %s",
+                        verdict.reason);
+    else if (!rc && verdict.forced)
+        numoe_log_write(&context->log, NUMOE_LOG_WARNING, "a GPU is used because it is forced: %s",
+                        verdict.reason);
+    return 0;
+}
+
 int numoe_open(const struct numoe_options *options, struct numoe **out, struct numoe_error *error)
 {
     const struct numoe_expert_shape nothing = {0};
@@ -157,6 +182,8 @@ int numoe_open(const struct numoe_options *options, struct numoe **out, struct n
     if (rc)
         goto fail;
     rc = start_pool(context, &o, error);
+    if (!rc)
+        rc = open_gpu(context, &o, error);
     if (rc)
         goto fail;
     *out = context;
@@ -170,6 +197,7 @@ void numoe_close(struct numoe *context)
 {
     if (!context)
         return;
+    numoe_gpu_close(context->gpu);
     if (context->pool)
         numoe_pool_destroy(context->pool);
     numoe_schedule_free(&context->schedule);
@@ -195,6 +223,8 @@ int numoe_stats_get(const struct numoe *context, struct numoe_stats *stats)
     now.expert_bytes = atomic_load_explicit(&context->expert_bytes, memory_order_relaxed);
     now.nanoseconds = atomic_load_explicit(&context->nanoseconds, memory_order_relaxed);
     now.workspace_bytes = atomic_load_explicit(&context->workspace_bytes, memory_order_relaxed);
+    now.gpu_calls = atomic_load_explicit(&context->gpu_calls, memory_order_relaxed);
+    now.gpu_tokens = atomic_load_explicit(&context->gpu_tokens, memory_order_relaxed);
     now.workers = numoe_pool_worker_count(context->pool);
     for (uint32_t w = 0; w < now.workers; w++) {
         struct numoe_pool_worker_stats worker;

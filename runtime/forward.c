@@ -8,6 +8,7 @@
 #include <time.h>
 
 #include "context.h"
+#include "gpu_run.h"
 
 static uint64_t now_ns(void)
 {
@@ -64,6 +65,8 @@ static void count_call(struct numoe *context, const struct numoe_schedule *s)
     add(&context->skipped, s->result.skipped);
     add(&context->missing, s->result.missing);
     add(&context->expert_bytes, s->result.expert_bytes);
+    add(&context->gpu_tokens, s->result.gpu_tokens);
+    add(&context->gpu_calls, s->result.gpu_tokens != 0);
     atomic_store_explicit(&context->workspace_bytes, s->memory_bytes, memory_order_relaxed);
 }
 
@@ -88,8 +91,10 @@ static int prepare(struct numoe *context, uint64_t begin, uint64_t most, struct 
 }
 
 /*
- * Turn held. Run every pass but, when last is given, the last one, whose job is left there.
- * Memory grows to what the first (largest) pass needs before anything is written.
+ * Turn held. Run every pass but, when last is given, the last one, whose job is left there; a job
+ * without phases says that there is nothing left to run.
+ * Memory grows to what the first (largest) pass needs before anything is written. With a GPU, what
+ * it does not get done is left to the workers.
  */
 static int run_passes(struct numoe *context, struct numoe_model *model, uint64_t layer,
                       const struct numoe_batch *batch, struct numoe_pool_job *last,
@@ -103,7 +108,10 @@ static int run_passes(struct numoe *context, struct numoe_model *model, uint64_t
     s->layer = layer;
     s->batch = *batch;
     s->result = (struct numoe_result)NUMOE_RESULT_INIT;
-    for (uint64_t begin = 0; begin < batch->tokens; begin += s->token_count) {
+    if (last)
+        last->phase_count = 0;
+    for (uint64_t begin = numoe_gpu_run(model, layer, batch, &s->result); begin < batch->tokens;
+         begin += s->token_count) {
         int rc = prepare(context, begin, most, &job, error);
         if (rc)
             return rc;
@@ -176,7 +184,7 @@ int numoe_submit(struct numoe_model *model, uint64_t layer, const struct numoe_b
     rc = run_passes(context, model, layer, &copy, &job, error);
     if (rc)
         goto out;
-    context->finished = copy.tokens == 0;
+    context->finished = job.phase_count == 0;
     if (context->finished) {
         context->pending_result = context->schedule.result;
     } else {

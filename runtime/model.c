@@ -14,6 +14,7 @@
 
 #include "base/checked.h"
 #include "context.h"
+#include "gpu_run.h"
 
 #define POPULATE_BYTES ((uint64_t)64 << 20) /* an item of the job that makes arenas resident */
 
@@ -272,6 +273,8 @@ int numoe_model_create(struct numoe *context, const struct numoe_model_desc *des
     rc = place(model, error);
     if (!rc)
         rc = reserve(model, error);
+    if (!rc)
+        rc = numoe_gpu_attach(model, error);
     if (rc)
         goto fail;
     *out = model;
@@ -286,6 +289,7 @@ void numoe_model_destroy(struct numoe_model *model)
     if (!model)
         return;
     numoe_context_forget(model);
+    numoe_gpu_detach(model);
     for (uint32_t n = 0; model->nodes && n < model->plan->node_count; n++) {
         if (model->nodes[n].memory)
             numoe_memory_destroy(model->nodes[n].memory);
@@ -381,6 +385,9 @@ void numoe_model_mark(struct numoe_model *model, uint64_t layer, uint64_t expert
 {
     model->state[layer * model->desc.experts + expert] =
         (uint8_t)((present ? EXPERT_PRESENT : 0) | (extreme_scales ? EXPERT_EXTREME : 0));
+    /* pairs with the load in gpu_attach.c: a copy begun before is made again */
+    if (model->generation)
+        atomic_fetch_add_explicit(&model->generation[layer], 1, memory_order_release);
 }
 
 void numoe_model_set_origin(struct numoe_model *model, const char *family,
@@ -531,6 +538,7 @@ int numoe_model_info(const struct numoe_model *model, struct numoe_model_info *i
     now.checkpoint_bytes = model->checkpoint_bytes;
     now.load_seconds = model->load_seconds;
     memcpy(now.io_path, model->io_path, sizeof now.io_path);
+    numoe_gpu_inform(model, &now);
     now.size = info->size;
     memcpy(info, &now, info->size < sizeof now ? info->size : sizeof now);
     return 0;

@@ -55,7 +55,12 @@ struct numoe_options {
     uint64_t spin_ns;         /**< an idle worker spins so long, then sleeps */
     bool strict_memory;  /**< fail when memory cannot be bound to its node; else go on and report */
     uint64_t chaos_seed; /**< for tests: workers steal at random with this seed; 0: off */
-    struct numoe_log log; /**< messages; a NULL function drops them */
+    struct numoe_log log;    /**< messages; a NULL function drops them */
+    enum numoe_gpu_mode gpu; /**< the environment's NUMOE_GPU=off|on|force goes before it; a GPU
+                                  that is not used is reported through log and numoe_model_info,
+                                  and the CPU computes */
+    uint32_t gpu_device;     /**< which: CUDA's number */
+    bool gpu_stream;         /**< copy layers to the GPU in each pass even when all fit there */
 };
 
 #define NUMOE_OPTIONS_INIT                                                                         \
@@ -187,7 +192,13 @@ struct numoe_model_info {
     uint64_t resident_bytes;   /**< expert arenas */
     uint64_t checkpoint_bytes; /**< bytes of experts on disk; 0 for numoe_model_create */
     double load_seconds;
-    char io_path[64]; /**< how files were read: "io_uring O_DIRECT", ... */
+    char io_path[64];          /**< how files were read: "io_uring O_DIRECT", ... */
+    char gpu[96];              /**< the GPU that computes this model; "" for none */
+    char gpu_note[448];        /**< why it is used or not */
+    bool gpu_resident;         /**< its memory holds all layers; else they are copied in turn */
+    uint32_t gpu_slots;        /**< layers that it holds at once */
+    uint64_t gpu_bytes;        /**< of device memory taken */
+    uint64_t gpu_pinned_bytes; /**< of resident_bytes, pinned where they lie */
 };
 
 #define NUMOE_MODEL_INFO_INIT                                                                      \
@@ -246,6 +257,7 @@ struct numoe_result {
     uint64_t experts_hit;  /**< distinct experts computed */
     uint64_t expert_bytes; /**< bytes of experts read from memory at least once */
     uint64_t pairs;        /**< (token, slot) entries computed */
+    uint64_t gpu_tokens; /**< tokens that a GPU computed: all, or none, or those before it failed */
 };
 
 #define NUMOE_RESULT_INIT                                                                          \
@@ -288,6 +300,8 @@ struct numoe_stats {
     uint64_t steals, sleeps; /**< of all workers */
     uint32_t workers, workers_pinned;
     uint64_t workspace_bytes;
+    uint64_t gpu_calls;  /**< of calls, computed by a GPU */
+    uint64_t gpu_tokens; /**< of tokens */
 };
 
 #define NUMOE_STATS_INIT                                                                           \

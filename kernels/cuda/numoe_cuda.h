@@ -38,6 +38,10 @@ struct numoe_cuda_kernel_info {
     int binary_version; /**< 90 for sm_90 code, 80 for compute_80 PTX compiled at load */
 };
 
+/** Read bytes of device memory, for measuring; out: a word of device memory. */
+cudaError_t numoe_cuda_read(const void *from, uint64_t bytes, uint32_t *out, int multiprocessors,
+                            cudaStream_t stream);
+
 /** @return how many kernels there are; fills up to count of them */
 size_t numoe_cuda_kernels(struct numoe_cuda_kernel_info *info, size_t count);
 

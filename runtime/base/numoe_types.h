@@ -28,6 +28,13 @@ enum numoe_arithmetic {
     NUMOE_EXACT = 2
 };
 
+/** Whether a GPU computes. */
+enum numoe_gpu_mode {
+    NUMOE_GPU_OFF = 0,
+    NUMOE_GPU_ON = 1,   /**< when one is there, its code loads and its self-test passes */
+    NUMOE_GPU_FORCE = 2 /**< when one is there */
+};
+
 /** Activation functions, all in fp32. sigmoid(v) = 1 / (1 + exp(-v)). */
 enum numoe_activation_kind {
     /** g sigmoid(g) u */
