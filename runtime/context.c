@@ -19,6 +19,11 @@ struct numoe_pool *numoe_context_pool(struct numoe *context)
     return context->pool;
 }
 
+uint32_t numoe_context_caller_cpu(const struct numoe *context)
+{
+    return context->described ? NUMOE_NONE : context->plan->workers[0].os_cpu;
+}
+
 const struct numoe_machine *numoe_context_machine(const struct numoe *context)
 {
     return context->machine;
@@ -106,6 +111,7 @@ static int start_pool(struct numoe *context, const struct numoe_options *options
     }
     config.worker_count = count;
     config.workers = workers;
+    config.pin_caller = options->pin_caller && !context->described;
     config.spin_ns = options->spin_ns;
     config.chaos_seed = options->chaos_seed;
     config.log = &context->log;
@@ -144,6 +150,7 @@ int numoe_open(const struct numoe_options *options, struct numoe **out, struct n
     const struct numoe_expert_shape nothing = {0};
     struct numoe_options o;
     struct numoe *context;
+    struct numoe_error why = NUMOE_ERROR_INIT;
     const char *isa;
     int rc;
 
@@ -153,8 +160,8 @@ int numoe_open(const struct numoe_options *options, struct numoe **out, struct n
     if (!out)
         return numoe_error_set(error, -EINVAL, "context", "is NULL");
     isa = o.isa && *o.isa ? o.isa : getenv("NUMOE_ISA");
-    if (!numoe_kernels_select(NUMOE_FAST, isa, error))
-        return error && error->code ? error->code : -EINVAL;
+    if (!numoe_kernels_select(NUMOE_FAST, isa, &why))
+        return numoe_error_set(error, why.code, why.where, "%s", why.message);
     context = calloc(1, sizeof *context);
     if (!context)
         return numoe_error_set(error, -ENOMEM, "context", "out of memory");

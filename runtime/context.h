@@ -44,7 +44,6 @@ struct numoe {
 
     atomic_uint_fast64_t calls, tokens, pairs, skipped, missing, expert_bytes, nanoseconds;
     atomic_uint_fast64_t workspace_bytes;
-    atomic_uint models;
 
     struct numoe_gpu *gpu; /* NULL: the CPU computes, and gpu_note says why */
     bool gpu_stream;

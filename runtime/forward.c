@@ -5,17 +5,10 @@
  */
 #include <errno.h>
 #include <string.h>
-#include <time.h>
 
+#include "base/clock.h"
 #include "context.h"
 #include "gpu_run.h"
-
-static uint64_t now_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
 
 static void add(atomic_uint_fast64_t *counter, uint64_t n)
 {
@@ -54,7 +47,7 @@ static void finish_pending(struct numoe *context)
     numoe_pool_wait(context->pool, context->pool_ticket);
     context->finished = true;
     context->pending_result = context->schedule.result;
-    add(&context->nanoseconds, now_ns() - context->pending_since);
+    add(&context->nanoseconds, numoe_now_ns() - context->pending_since);
 }
 
 static void count_call(struct numoe *context, const struct numoe_schedule *s)
@@ -93,7 +86,8 @@ static int prepare(struct numoe *context, uint64_t begin, uint64_t most, struct 
 /*
  * Turn held. Run every pass but, when last is given, the last one, whose job is left there; a job
  * without phases says that there is nothing left to run.
- * Memory grows to what the first (largest) pass needs before anything is written. With a GPU, what
+ * With several passes all are laid out once before the first runs, so that memory that cannot
+ * grow is found before anything is written. With a GPU, what
  * it does not get done is left to the workers.
  */
 static int run_passes(struct numoe *context, struct numoe_model *model, uint64_t layer,
@@ -103,6 +97,7 @@ static int run_passes(struct numoe *context, struct numoe_model *model, uint64_t
     struct numoe_schedule *s = &context->schedule;
     const uint64_t most = numoe_schedule_pass(model, batch);
     struct numoe_pool_job job;
+    uint64_t first;
 
     s->model = model;
     s->layer = layer;
@@ -110,8 +105,17 @@ static int run_passes(struct numoe *context, struct numoe_model *model, uint64_t
     s->result = (struct numoe_result)NUMOE_RESULT_INIT;
     if (last)
         last->phase_count = 0;
-    for (uint64_t begin = numoe_gpu_run(model, layer, batch, &s->result); begin < batch->tokens;
-         begin += s->token_count) {
+    first = numoe_gpu_run(model, layer, batch, &s->result);
+    if (batch->tokens - first > most) {
+        const struct numoe_result before = s->result;
+        for (uint64_t begin = first; begin < batch->tokens; begin += s->token_count) {
+            int rc = prepare(context, begin, most, &job, error);
+            if (rc)
+                return rc;
+        }
+        s->result = before;
+    }
+    for (uint64_t begin = first; begin < batch->tokens; begin += s->token_count) {
         int rc = prepare(context, begin, most, &job, error);
         if (rc)
             return rc;
@@ -121,9 +125,7 @@ static int run_passes(struct numoe *context, struct numoe_model *model, uint64_t
         }
         rc = numoe_pool_run(context->pool, &job);
         if (rc)
-            return numoe_error_set(error, rc, "workers",
-                                   rc == -ECHILD ? "this process was forked from the context's"
-                                                 : "could not run the job");
+            return numoe_error_set(error, rc, "workers", "could not run the job");
     }
     return 0;
 }
@@ -135,6 +137,10 @@ static int check_call(struct numoe_model *model, uint64_t layer, const struct nu
 
     if (!model)
         return numoe_error_set(error, -EINVAL, "model", "is NULL");
+    /* before the turn is touched: a fork may have copied it locked */
+    if (numoe_pool_forked(model->context->pool))
+        return numoe_error_set(error, -ECHILD, "context",
+                               "this process was forked from the one that opened it");
     rc = copy_batch(batch, copy, error);
     return rc ? rc : numoe_schedule_check(model, layer, copy, error);
 }
@@ -142,7 +148,7 @@ static int check_call(struct numoe_model *model, uint64_t layer, const struct nu
 int numoe_forward(struct numoe_model *model, uint64_t layer, const struct numoe_batch *batch,
                   struct numoe_result *result, struct numoe_error *error)
 {
-    const uint64_t since = now_ns();
+    const uint64_t since = numoe_now_ns();
     struct numoe_batch copy;
     struct numoe *context;
     int rc = check_call(model, layer, batch, &copy, error);
@@ -155,7 +161,7 @@ int numoe_forward(struct numoe_model *model, uint64_t layer, const struct numoe_
     rc = run_passes(context, model, layer, &copy, NULL, error);
     if (!rc) {
         count_call(context, &context->schedule);
-        add(&context->nanoseconds, now_ns() - since);
+        add(&context->nanoseconds, numoe_now_ns() - since);
         give_result(&context->schedule.result, result);
     }
     pthread_mutex_unlock(&context->turn);
@@ -165,7 +171,7 @@ int numoe_forward(struct numoe_model *model, uint64_t layer, const struct numoe_
 int numoe_submit(struct numoe_model *model, uint64_t layer, const struct numoe_batch *batch,
                  uint64_t *ticket, struct numoe_error *error)
 {
-    const uint64_t since = now_ns();
+    const uint64_t since = numoe_now_ns();
     struct numoe_pool_job job = {0};
     struct numoe_batch copy;
     struct numoe *context;
@@ -213,6 +219,8 @@ int numoe_wait(struct numoe_model *model, uint64_t ticket, struct numoe_result *
     if (!model)
         return -EINVAL;
     context = model->context;
+    if (numoe_pool_forked(context->pool))
+        return -ECHILD;
     pthread_mutex_lock(&context->turn);
     if (context->pending && context->pending_model == model && context->pending_ticket == ticket) {
         finish_pending(context);
@@ -228,6 +236,8 @@ void numoe_context_forget(struct numoe_model *model)
 {
     struct numoe *context = model->context;
 
+    if (numoe_pool_forked(context->pool))
+        return;
     pthread_mutex_lock(&context->turn);
     if (context->pending && context->pending_model == model) {
         finish_pending(context);

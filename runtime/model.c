@@ -60,6 +60,33 @@ static int check_desc(const struct numoe_model_desc *desc, struct numoe_error *e
     return numoe_activation_check(&desc->activation, error);
 }
 
+int numoe_model_shapes(const struct numoe_model_desc *desc, struct numoe_slice_shape *slice,
+                       struct numoe_expert_shape *expert, struct numoe_error *error)
+{
+    uint64_t total;
+    int rc = check_desc(desc, error);
+
+    if (rc)
+        return rc;
+    rc = numoe_slice_shape_init(slice, desc->hidden, desc->bias);
+    if (rc)
+        return numoe_error_set(error, rc, "hidden", "%llu overflows",
+                               (unsigned long long)desc->hidden);
+    *expert = (struct numoe_expert_shape){
+        .layers = desc->layers,
+        .experts = desc->experts,
+        .slices = (desc->intermediate + NUMOE_TILE - 1) / NUMOE_TILE,
+        .slice_bytes = slice->bytes,
+        .hidden = desc->hidden,
+        .experts_per_token = desc->experts_per_token,
+        .expert_bytes = desc->bias ? slice->hidden_tiles * NUMOE_TILE * sizeof(float) : 0,
+    };
+    if (!numoe_mul_u64(expert->slices, expert->slice_bytes, &total) ||
+        !numoe_mul_u64(total, expert->experts * expert->layers, &total) || total > INT64_MAX)
+        return numoe_error_set(error, -EOVERFLOW, "model", "its size overflows 63 bits");
+    return 0;
+}
+
 /* start[] of every node, and where the b2 rows are. */
 static int place(struct numoe_model *model, struct numoe_error *error)
 {
@@ -183,8 +210,8 @@ static int populate(struct numoe_model *model, struct numoe_error *error)
     rc = numoe_pool_run(model->context->pool, &job);
     if (!rc) {
         rc = atomic_load_explicit(&p.failed, memory_order_relaxed);
-        if (rc && error)
-            *error = p.error;
+        if (rc)
+            numoe_error_set(error, rc, p.error.where, "%s", p.error.message);
     }
 out:
     free(p.item_node);
@@ -196,7 +223,18 @@ out:
 static int reserve(struct numoe_model *model, struct numoe_error *error)
 {
     const struct numoe_plan *plan = model->plan;
+    uint64_t total = 0;
 
+    for (uint32_t n = 0; n < plan->node_count; n++)
+        total += plan->nodes[n].planned_bytes;
+    /* the plan of a described machine knows nothing of this one's memory: ask for all at once */
+    if (model->context->described && plan->node_count > 1) {
+        struct numoe_memory *all = NULL;
+        int rc = numoe_memory_create(NUMOE_NONE, total, false, NULL, &all, error);
+        if (rc)
+            return rc;
+        numoe_memory_destroy(all);
+    }
     for (uint32_t n = 0; n < plan->node_count; n++) {
         struct model_node *node = &model->nodes[n];
         const uint64_t bytes = plan->nodes[n].planned_bytes;
@@ -218,9 +256,9 @@ int numoe_model_create(struct numoe *context, const struct numoe_model_desc *des
                        struct numoe_model **out, struct numoe_error *error)
 {
     struct numoe_model_desc d = NUMOE_MODEL_DESC_INIT;
+    struct numoe_error why = NUMOE_ERROR_INIT;
     struct numoe_expert_shape shape;
     struct numoe_model *model;
-    uint64_t total;
     int rc;
 
     if (!context || !desc || !out)
@@ -234,39 +272,19 @@ int numoe_model_create(struct numoe *context, const struct numoe_model_desc *des
                                "size %zu is not that of struct numoe_model_desc", desc->size);
     memcpy(&d, desc, desc->size < sizeof d ? desc->size : sizeof d);
     d.size = sizeof d;
-    rc = check_desc(&d, error);
-    if (rc)
-        return rc;
     model = calloc(1, sizeof *model);
     if (!model)
         return numoe_error_set(error, -ENOMEM, "model", "out of memory");
     model->context = context;
     model->desc = d;
-    atomic_fetch_add_explicit(&context->models, 1, memory_order_relaxed);
-    model->kernels = numoe_kernels_select(d.arithmetic, context->isa, error);
+    model->kernels = numoe_kernels_select(d.arithmetic, context->isa, &why);
     if (!model->kernels) {
-        rc = error && error->code ? error->code : -ENOTSUP;
+        rc = numoe_error_set(error, why.code, why.where, "%s", why.message);
         goto fail;
     }
-    rc = numoe_slice_shape_init(&model->shape, d.hidden, d.bias);
-    if (rc) {
-        numoe_error_set(error, rc, "hidden", "%llu overflows", (unsigned long long)d.hidden);
+    rc = numoe_model_shapes(&d, &model->shape, &shape, error);
+    if (rc)
         goto fail;
-    }
-    shape = (struct numoe_expert_shape){
-        .layers = d.layers,
-        .experts = d.experts,
-        .slices = (d.intermediate + NUMOE_TILE - 1) / NUMOE_TILE,
-        .slice_bytes = model->shape.bytes,
-        .hidden = d.hidden,
-        .experts_per_token = d.experts_per_token,
-        .expert_bytes = d.bias ? model->shape.hidden_tiles * NUMOE_TILE * sizeof(float) : 0,
-    };
-    if (!numoe_mul_u64(shape.slices, shape.slice_bytes, &total) ||
-        !numoe_mul_u64(total, shape.experts * shape.layers, &total) || total > INT64_MAX) {
-        rc = numoe_error_set(error, -EOVERFLOW, "model", "its size overflows 63 bits");
-        goto fail;
-    }
     rc = numoe_context_plan(context, &shape, &model->plan, error);
     if (rc)
         goto fail;
@@ -295,7 +313,6 @@ void numoe_model_destroy(struct numoe_model *model)
             numoe_memory_destroy(model->nodes[n].memory);
         free(model->nodes[n].start);
     }
-    atomic_fetch_sub_explicit(&model->context->models, 1, memory_order_relaxed);
     free(model->nodes);
     free(model->state);
     free(model->bias_place);

@@ -53,6 +53,9 @@ struct numoe_options {
     const char *isa;          /**< NULL: environment NUMOE_ISA, else the best; "ref", "avx2",
                                    "avx512", "avx512vnni" */
     uint64_t spin_ns;         /**< an idle worker spins so long, then sleeps */
+    bool pin_caller;          /**< for the time of each call pin the calling thread, which works as
+                                   worker 0, to that worker's CPU, and give it its old mask back (two or
+                                   three system calls); else it runs where it runs */
     bool strict_memory;  /**< fail when memory cannot be bound to its node; else go on and report */
     uint64_t chaos_seed; /**< for tests: workers steal at random with this seed; 0: off */
     struct numoe_log log;    /**< messages; a NULL function drops them */
@@ -72,12 +75,16 @@ struct numoe_options {
  * Read the machine, choose kernels and start workers.
  * @param options  NULL for defaults; read during the call only (log.user must outlive the context)
  * @return 0; -EINVAL (an option, a topology that does not parse), -ENOTSUP (ISA not here), -EAGAIN
- *         (threads refused), -ENOMEM
+ *         (threads refused), -ENOMEM. *context is written on success only.
+ * @thread any
  */
 int numoe_open(const struct numoe_options *options, struct numoe **context,
                struct numoe_error *error);
 
-/** Stop the workers and free everything. All models must have been destroyed. NULL is allowed. */
+/**
+ * Stop the workers and free everything. All models must have been destroyed. NULL is allowed.
+ * @thread any, when no other call on the context is running
+ */
 void numoe_close(struct numoe *context);
 
 /* ---- models --------------------------------------------------------------------------------- */
@@ -115,7 +122,10 @@ struct numoe_model_desc {
 int numoe_model_create(struct numoe *context, const struct numoe_model_desc *desc,
                        struct numoe_model **model, struct numoe_error *error);
 
-/** Free a model and return its memory. No call on it may be running. NULL is allowed. */
+/**
+ * Free a model and return its memory; a submission of it is finished first. NULL is allowed.
+ * @thread any, when no other call on the model is running
+ */
 void numoe_model_destroy(struct numoe_model *model);
 
 /** One expert in the caller's memory. */
@@ -270,7 +280,8 @@ struct numoe_result {
  * row add up. Blocks; the calling thread works too.
  * @param result  NULL or what to fill
  * @return 0; -EINVAL (null pointer, top_k, layer, strict id: in error), -ENOMEM (workspace could
- *         not grow; nothing was written)
+ *         not grow; nothing was written), -ECHILD (in a process forked from the one that opened
+ *         the context; only destroy and close may be called there)
  * @thread any; calls on one context take turns, and one that finds a submission outstanding
  *         finishes it first (numoe_wait then returns at once)
  */
@@ -279,14 +290,20 @@ int numoe_forward(struct numoe_model *model, uint64_t layer, const struct numoe_
 
 /**
  * Start a layer and return; the workers begin at once. Everything batch points to must stay until
- * numoe_wait. One submission may be outstanding in a context.
+ * numoe_wait. A batch whose partial rows (tokens x top_k x nodes x hidden floats) pass 512 MiB is
+ * computed in several passes, all but the last of them inside this call. One submission may be
+ * outstanding in a context.
  * @param ticket  for numoe_wait
  * @return as numoe_forward; -EAGAIN when one is outstanding
  */
 int numoe_submit(struct numoe_model *model, uint64_t layer, const struct numoe_batch *batch,
                  uint64_t *ticket, struct numoe_error *error);
 
-/** Help with and wait for a submission. @return 0; -EINVAL: no such ticket. Each ticket once. */
+/**
+ * Help with and wait for a submission. Each ticket once.
+ * @return 0; -EINVAL: no such ticket; -ECHILD as numoe_forward
+ * @thread any
+ */
 int numoe_wait(struct numoe_model *model, uint64_t ticket, struct numoe_result *result);
 
 /* ---- stats ---------------------------------------------------------------------------------- */

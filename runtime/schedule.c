@@ -658,6 +658,7 @@ int numoe_schedule_build(struct numoe_schedule *s, uint32_t workers)
     uint64_t bytes;
     uint8_t *p;
     uint32_t *count, *last;
+    unsigned saved;
     int rc;
 
     s->lane_count = s->run_count = s->entry_count = s->row_count = 0;
@@ -683,7 +684,10 @@ int numoe_schedule_build(struct numoe_schedule *s, uint32_t workers)
     memset(b.load, 0, model->plan->worker_count * sizeof *b.load);
     memset(b.token_lane, 0, T * sizeof *b.token_lane);
 
+    /* weights of equal ids are added here: not under the host's floating-point modes */
+    saved = numoe_kernels_enter();
     rc = collect(&b, count, last);
+    numoe_kernels_leave(saved);
     for (uint32_t n = 0; !rc && n < model->plan->node_count; n++)
         rc = lay_node(&b, n);
     if (!rc)

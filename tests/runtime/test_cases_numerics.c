@@ -590,7 +590,9 @@ Test(case_d5, thirty_experts_on_8_nodes_differ_by_one_at_most, .timeout = 60)
     cr_expect_eq(total, 30 * info.expert_bytes);
     cr_expect_eq(least, 3 * info.expert_bytes);
     cr_expect_eq(most, 4 * info.expert_bytes);
-    cr_expect_eq(numoe_model_node(model, info.node_count, &(struct numoe_node_info)NUMOE_NODE_INFO_INIT), -EINVAL);
+    cr_expect_eq(
+        numoe_model_node(model, info.node_count, &(struct numoe_node_info)NUMOE_NODE_INFO_INIT),
+        -EINVAL);
     numoe_model_destroy(model);
     check_shape(context, eight_nodes, 256, 32, 30, 60, NUMOE_NIBBLES_ADJACENT);
     numoe_close(context);
