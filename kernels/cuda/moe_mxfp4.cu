@@ -665,6 +665,7 @@ template <class KERNEL> void describe(KERNEL kernel, int shared, numoe_cuda_kern
     info->static_shared_bytes = static_cast<int>(a.sharedSizeBytes);
     info->dynamic_shared_bytes = shared;
     info->binary_version = a.binaryVersion;
+    info->ptx_version = a.ptxVersion;
     cudaOccupancyMaxActiveBlocksPerMultiprocessor(&info->blocks_an_sm, kernel, THREADS, shared);
 }
 
