@@ -21,8 +21,9 @@ int gpu_backend_count(uint32_t *count);
 int gpu_backend_describe(uint32_t index, struct numoe_gpu_properties *properties);
 int gpu_backend_open(uint32_t index, void **device);
 void gpu_backend_close(void *device);
-/* Load each kernel; need: shared memory that the largest takes. failed: its name, on error. */
-int gpu_backend_load(void *device, uint64_t *need, const char **failed);
+/* Load each kernel; need: shared memory that the largest takes; ptx_version: 80 when the driver has
+ * compiled compute_80 PTX. failed: its name, on error. */
+int gpu_backend_load(void *device, uint64_t *need, int *ptx_version, const char **failed);
 
 /* Measure reading `bytes` of device memory, and copying pinned memory to it. */
 int gpu_backend_ceilings(void *device, double *read_gbs, double *link_gbs);

@@ -265,7 +265,7 @@ void gpu_backend_close(void *device)
     free(device); /* the primary context is the process's, not ours to reset */
 }
 
-int gpu_backend_load(void *device, uint64_t *need, const char **failed)
+int gpu_backend_load(void *device, uint64_t *need, int *ptx_version, const char **failed)
 {
     struct numoe_cuda_kernel_info info[32];
     size_t count;
@@ -286,6 +286,7 @@ int gpu_backend_load(void *device, uint64_t *need, const char **failed)
         }
         if (shared > *need)
             *need = shared;
+        *ptx_version = info[i].ptx_version;
     }
     cudaGetLastError(); /* opting in to shared memory is judged by the numbers */
     return 0;

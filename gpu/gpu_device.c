@@ -182,7 +182,7 @@ static int examine(struct gpu_evidence *e, const struct numoe_gpu_properties *p,
     gpu->backend = true;
 
     e->known = GPU_STEP_LOADED;
-    code = gpu_backend_load(device, &e->shared_need, &failed);
+    code = gpu_backend_load(device, &e->shared_need, &gpu->properties.ptx_version, &failed);
     e->loaded = code == 0;
     if (code) {
         snprintf(text, sizeof text, "%s: %s", failed ? failed : "a kernel", gpu_backend_text(code));

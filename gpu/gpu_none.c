@@ -42,8 +42,9 @@ void gpu_backend_close(void *device)
     (void)device;
 }
 
-int gpu_backend_load(void *device, uint64_t *need, const char **failed)
+int gpu_backend_load(void *device, uint64_t *need, int *ptx_version, const char **failed)
 {
+    (void)ptx_version;
     (void)device;
     (void)need;
     (void)failed;

@@ -34,6 +34,7 @@ struct numoe_gpu_properties {
     int major, minor;                    /**< compute capability */
     uint64_t shared_bytes;               /**< most shared memory that a block can opt in to */
     int driver_version, runtime_version; /**< of CUDA: 13000 is 13.0 */
+    int ptx_version; /**< once open: of the kernels in use; 80 when the driver compiled them */
     bool locality_known;
     uint32_t os_node; /**< nearest memory node, OS index; NUMOE_NONE */
 };

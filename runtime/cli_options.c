@@ -33,6 +33,7 @@ static const struct option_text option_texts[] = {
                          "fast,exact (default: fast)"},
     [CLI_CPUS] = {"cpus", "LIST", "pin workers to these CPUs only, as in 0,2,8-15"},
     [CLI_EXPERTS] = {"experts", "N", "routed experts in a layer (default: the model's)"},
+    [CLI_GPU] = {"gpu", NULL, "compute on a GPU, if NUMOE_GPU in the environment does not say off"},
     [CLI_ISA] = {"isa", "NAME",
                  "instructions to use: ref, avx2, avx512 or avx512vnni\n"
                  "(default: NUMOE_ISA of the environment, else the best here)"},
@@ -46,8 +47,11 @@ static const struct option_text option_texts[] = {
     [CLI_MODEL] = {"model", "NAME", "a model by name; numoe --help lists them"},
     [CLI_NODES] = {"nodes", "LIST", "use these memory nodes only, as in 0,2,8-15"},
     [CLI_REPEAT] = {"repeat", "N", "repetitions of each measurement (default: by time)"},
+    [CLI_RESIDENT] = {"resident", NULL, "with --gpu: weights stay in device memory (default)"},
     [CLI_SEED] = {"seed", "N", "seed of everything random (default: 1)"},
     [CLI_SMT] = {"smt", NULL, "also use the second hardware threads of cores"},
+    [CLI_STREAM] = {"stream", NULL,
+                    "with --gpu: copy each layer from host memory while the one before computes"},
     [CLI_TOKENS] = {"tokens", "LIST", "batch sizes to measure, as in 1,16,256"},
     [CLI_TOPOLOGY] = {"topology", "WHAT",
                       "another machine: an hwloc XML file, or a synthetic string such as\n"
@@ -237,6 +241,9 @@ static int set_option(enum cli_option option, const char *text, struct cli_value
         return cli_parse_list(text, &values->cpus, error);
     case CLI_EXPERTS:
         return parse_count(text, UINT32_MAX, &values->experts, error);
+    case CLI_GPU:
+        values->gpu = true;
+        return 0;
     case CLI_ISA:
     case CLI_ISAS:
         return parse_isas(text, option == CLI_ISAS, values, error);
@@ -256,6 +263,9 @@ static int set_option(enum cli_option option, const char *text, struct cli_value
         rc = parse_count(text, 1000000, &number, error);
         values->repeat = (uint32_t)number;
         return rc;
+    case CLI_RESIDENT:
+        values->resident = true;
+        return 0;
     case CLI_SEED:
         if (!parse_number(text, &values->seed, NULL))
             return numoe_error_set(error, -EINVAL, NULL, "\"%s\" is not a number of 64 bits", text);
@@ -263,6 +273,9 @@ static int set_option(enum cli_option option, const char *text, struct cli_value
         return 0;
     case CLI_SMT:
         values->smt = true;
+        return 0;
+    case CLI_STREAM:
+        values->stream = true;
         return 0;
     case CLI_TOKENS:
         rc = cli_parse_list(text, &values->tokens, error);

@@ -28,6 +28,7 @@ enum cli_option {
     CLI_ARITHMETICS,
     CLI_CPUS,
     CLI_EXPERTS,
+    CLI_GPU,
     CLI_ISA,
     CLI_ISAS,
     CLI_JSON,
@@ -36,8 +37,10 @@ enum cli_option {
     CLI_MODEL,
     CLI_NODES,
     CLI_REPEAT,
+    CLI_RESIDENT,
     CLI_SEED,
     CLI_SMT,
+    CLI_STREAM,
     CLI_TOKENS,
     CLI_TOPOLOGY,
     CLI_WORKERS
@@ -56,7 +59,7 @@ struct cli_values {
     struct cli_list cpus, nodes, tokens;
     uint64_t experts, layers, keep_free_bytes, seed;
     uint32_t repeat, workers;
-    bool json, smt;
+    bool json, smt, gpu, resident, stream;
     bool seed_given;
     char *isa_text; /* holds what isas point to */
     const char *isas[CLI_MAX_ISAS];

@@ -136,6 +136,8 @@ int cli_open(const char *verb, const struct cli_values *values, const char *isa,
     options.cpu_count = values->cpus.count;
     options.keep_free_bytes = values->keep_free_bytes;
     options.isa = isa;
+    options.gpu = values->gpu ? NUMOE_GPU_ON : NUMOE_GPU_OFF;
+    options.gpu_stream = values->stream;
     options.log = cli_log();
     if (numoe_open(&options, context, &error))
         return cli_report(verb, CLI_STAGE_OPTIONS, &error);

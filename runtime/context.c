@@ -34,6 +34,11 @@ const struct numoe_log *numoe_context_log(const struct numoe *context)
     return &context->log;
 }
 
+struct numoe_gpu *numoe_context_gpu(const struct numoe *context)
+{
+    return context->gpu;
+}
+
 /* The caller's struct may be an older, shorter one: fields it lacks keep their defaults. */
 static int copy_options(const struct numoe_options *options, struct numoe_options *copy,
                         struct numoe_error *error)
@@ -136,9 +141,11 @@ static int open_gpu(struct numoe *context, const struct numoe_options *options,
     rc = numoe_gpu_open(options->gpu_device, mode, context->described ? NULL : context->machine,
                         &context->log, &context->gpu, &verdict, NULL);
     memcpy(context->gpu_note, verdict.reason, sizeof context->gpu_note);
-    if (rc && mode != NUMOE_GPU_OFF)
+    if (mode == NUMOE_GPU_OFF && options->gpu != NUMOE_GPU_OFF)
+        strcpy(context->gpu_note, "NUMOE_GPU=off in the environment");
+    if (rc && (mode != NUMOE_GPU_OFF || options->gpu != NUMOE_GPU_OFF))
         numoe_log_write(&context->log, NUMOE_LOG_WARNING, "the CPU computes, not a GPU: %s",
-                        verdict.reason);
+                        context->gpu_note);
     else if (!rc && verdict.forced)
         numoe_log_write(&context->log, NUMOE_LOG_WARNING, "a GPU is used because it is forced: %s",
                         verdict.reason);

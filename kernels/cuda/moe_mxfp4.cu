@@ -681,6 +681,7 @@ void describe(KERNEL kernel, int shared, numoe_cuda_kernel_info *info)
     info->static_shared_bytes = static_cast<int>(a.sharedSizeBytes);
     info->dynamic_shared_bytes = shared;
     info->binary_version = a.binaryVersion;
+    info->ptx_version = a.ptxVersion;
     cudaOccupancyMaxActiveBlocksPerMultiprocessor(&info->blocks_an_sm, kernel, THREADS, shared);
 }
 

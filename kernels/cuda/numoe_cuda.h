@@ -35,7 +35,8 @@ cudaError_t numoe_cuda_ffn_launch(const struct numoe_cuda_ffn *ffn, cudaStream_t
 struct numoe_cuda_kernel_info {
     const char *name;
     int registers, local_bytes, static_shared_bytes, dynamic_shared_bytes, blocks_an_sm;
-    int binary_version; /**< 90 for sm_90 code, 80 for compute_80 PTX compiled at load */
+    int binary_version; /**< of the machine code: 90 for sm_90; 0: the kernel did not load */
+    int ptx_version;    /**< of the PTX it was made from: 80 when the driver compiled it */
 };
 
 /** Read bytes of device memory, for measuring; out: a word of device memory. */
