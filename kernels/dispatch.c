@@ -46,7 +46,8 @@ unsigned numoe_kernels_enter(void)
 
 void numoe_kernels_leave(unsigned saved)
 {
-    if (saved != 0x1F80)
+    /* sticky exception flags count as the host's too */
+    if (_mm_getcsr() != saved)
         _mm_setcsr(saved);
 }
 #else

@@ -203,7 +203,8 @@ const struct numoe_kernels *numoe_kernels_at(enum numoe_arithmetic arithmetic, s
 
 /**
  * Set the calling thread's floating-point state to what the kernels need (round to nearest,
- * subnormals kept, exceptions masked) and return the old one for numoe_kernels_leave.
+ * subnormals kept, exceptions masked) and return the old one for numoe_kernels_leave, which also
+ * takes back the exception flags that were raised in between.
  */
 unsigned numoe_kernels_enter(void);
 void numoe_kernels_leave(unsigned saved);

@@ -127,6 +127,9 @@ int numoe_pool_submit(struct numoe_pool *pool, const struct numoe_pool_job *job,
  */
 int numoe_pool_wait(struct numoe_pool *pool, uint64_t ticket);
 
+/** Whether this process was forked from the one that created the pool: nothing can run here. */
+bool numoe_pool_forked(const struct numoe_pool *pool);
+
 uint32_t numoe_pool_worker_count(const struct numoe_pool *pool);
 
 struct numoe_pool_worker_stats {

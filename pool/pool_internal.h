@@ -261,7 +261,6 @@ void numoe_pool_enter(struct numoe_pool_frame *frame, const struct numoe_pool *p
 void numoe_pool_leave(struct numoe_pool_frame *frame);
 /** Work and wait until seq's number is at least `until`. */
 void numoe_pool_participate(struct numoe_pool_hand *hand, uint64_t until);
-bool numoe_pool_forked(const struct numoe_pool *pool);
 /** In the seat: help until no job is pending. */
 void numoe_pool_help(struct numoe_pool *pool, uint64_t until);
 

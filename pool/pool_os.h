@@ -17,6 +17,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/clock.h"
+
 /** One turn of a spin loop. */
 static inline void numoe_pool_os_pause(void)
 {
@@ -31,10 +33,7 @@ static inline void numoe_pool_os_pause(void)
 
 static inline uint64_t numoe_pool_os_now_ns(void)
 {
-    struct timespec now;
-
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+    return numoe_now_ns();
 }
 
 /**

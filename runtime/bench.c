@@ -2,6 +2,8 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include "bench.h"
 
+#include "base/clock.h"
+
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
@@ -32,10 +34,7 @@ struct numoe_bench {
 
 double numoe_bench_seconds(void)
 {
-    struct timespec now;
-
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+    return (double)numoe_now_ns() * 1e-9;
 }
 
 static int compare_doubles(const void *a, const void *b)

@@ -36,6 +36,9 @@ float numoe_bench_random_float(struct numoe_bench_random *random);
 void numoe_bench_route(struct numoe_bench_random *random, uint64_t tokens, uint64_t top_k,
                        uint64_t experts, int32_t *ids, float *weights);
 
+/* Normally distributed bf16 values. */
+void numoe_bench_activations(struct numoe_bench_random *random, uint16_t *x, uint64_t count);
+
 /* The ceilings of a context's workers: a buffer to read and calibrated loops. */
 struct numoe_bench;
 

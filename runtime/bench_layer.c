@@ -30,7 +30,7 @@ struct cell_work {
     float *weights, *out;
 };
 
-static void random_activations(struct numoe_bench_random *random, uint16_t *x, uint64_t count)
+void numoe_bench_activations(struct numoe_bench_random *random, uint16_t *x, uint64_t count)
 {
     for (uint64_t i = 0; i < count; i += 2) {
         float radius = sqrtf(-2 * logf(numoe_bench_random_float(random)));
@@ -183,7 +183,7 @@ int numoe_bench_layer(struct numoe_bench *bench, struct numoe_model *model,
         rc = numoe_error_set(error, -ENOMEM, "bench", "no room for %" PRIu64 " tokens", tokens);
         goto out;
     }
-    random_activations(&work.random, work.x, elements);
+    numoe_bench_activations(&work.random, work.x, elements);
 
     /* The first repetition grows the workspace; the second tells how long one takes. */
     rc = repeat_once(&work, &result, &seconds, error);

@@ -690,8 +690,13 @@ static int describe(struct opening *o, const json_t *section)
     struct numoe_checkpoint *c = o->ckpt;
     const struct numoe_family *family = c->family;
     struct numoe_activation *activation = &c->desc.activation;
+    const char *act = json_string_value(json_object_get(section, "hidden_act"));
     int code;
 
+    if (act && family->act && strcmp(act, family->act))
+        return numoe_error_set(o->error, -ENOTSUP, c->directory,
+                               "config.json: hidden_act is %s; %s is computed with %s",
+                               numoe_quote(act).text, family->title, family->act);
     *activation = family->activation;
     code = config_cap(o, section, family->limit_key, &activation->limit);
     if (code == 0)

@@ -1,5 +1,6 @@
 /* numoe bench. SPDX-License-Identifier: Apache-2.0 */
 #include "bench.h"
+#include "cli_gpu.h"
 #include "cli_options.h"
 #include "cli_output.h"
 
@@ -93,7 +94,7 @@ static int measure_series(const struct cli_values *values, struct numoe *context
     report->resident_bytes = info.resident_bytes;
     report->huge_bytes = 0;
     for (uint32_t n = 0; n < info.node_count; n++) {
-        struct numoe_node_info node;
+        struct numoe_node_info node = NUMOE_NODE_INFO_INIT;
 
         if (!numoe_model_node(model, n, &node))
             report->huge_bytes += node.huge_bytes;
@@ -234,6 +235,12 @@ static int run(const struct cli_values *values)
     uint32_t arithmetics = values->arithmetic_count ? values->arithmetic_count : 1;
     int code;
 
+    if (values->gpu)
+        return cli_bench_gpu(values);
+    if (values->resident || values->stream) {
+        cli_error("bench", "--%s is for --gpu", values->stream ? "stream" : "resident");
+        return CLI_USAGE;
+    }
     snprintf(report.model, sizeof report.model, "%s", values->model ? values->model : "v4-flash");
     if (!sized.layers)
         sized.layers = 1;
@@ -261,9 +268,10 @@ static int run(const struct cli_values *values)
     return code;
 }
 
-static const enum cli_option options[] = {
-    CLI_MODEL,   CLI_LAYERS, CLI_EXPERTS, CLI_TOKENS, CLI_ISAS, CLI_ARITHMETICS, CLI_REPEAT,
-    CLI_WORKERS, CLI_NODES,  CLI_CPUS,    CLI_SEED,   CLI_JSON, CLI_END};
+static const enum cli_option options[] = {CLI_MODEL,    CLI_LAYERS,      CLI_EXPERTS, CLI_TOKENS,
+                                          CLI_ISAS,     CLI_ARITHMETICS, CLI_REPEAT,  CLI_WORKERS,
+                                          CLI_NODES,    CLI_CPUS,        CLI_SEED,    CLI_GPU,
+                                          CLI_RESIDENT, CLI_STREAM,      CLI_JSON,    CLI_END};
 
 const struct cli_verb cli_bench = {
     .name = "bench",
@@ -274,7 +282,11 @@ const struct cli_verb cli_bench = {
         "random activations with fresh random routing in each repetition. The read bandwidth\n"
         "and the multiplier's peak of the same workers are measured in turns with it; the\n"
         "fractions are medians over the turns. Some outputs are compared with a float64\n"
-        "reference. --model is v4-flash and --tokens 1,4,16,64,256,1024 unless given.\n",
+        "reference. --model is v4-flash and --tokens 1,4,16,64,256,1024 unless given.\n"
+        "With --gpu the layer is timed on a GPU: --resident with its weights in device memory,\n"
+        "beside the device's read bandwidth; --stream copies eight layers (or --layers) from host\n"
+        "memory while they compute, beside the best rate of the link. --tokens is then\n"
+        "1,16,64,1024,8192 unless given.\n",
     .directory = CLI_DIRECTORY_NONE,
     .options = options,
     .run = run,

@@ -34,7 +34,7 @@ static const struct option_text option_texts[] = {
     [CLI_CPUS] = {"cpus", "LIST", "pin workers to these CPUs only, as in 0,2,8-15"},
     [CLI_DURATION] = {"duration", "SECONDS", "how long to go on (default: 60)"},
     [CLI_EXPERTS] = {"experts", "N", "routed experts in a layer (default: the model's)"},
-    [CLI_GPU] = {"gpu", NULL, "execute on the GPU as well"},
+    [CLI_GPU] = {"gpu", NULL, "compute on a GPU, if NUMOE_GPU in the environment does not say off"},
     [CLI_ISA] = {"isa", "NAME",
                  "instructions to use: ref, avx2, avx512 or avx512vnni\n"
                  "(default: NUMOE_ISA of the environment, else the best here)"},
@@ -48,9 +48,12 @@ static const struct option_text option_texts[] = {
     [CLI_MODEL] = {"model", "NAME", "a model by name; numoe --help lists them"},
     [CLI_NODES] = {"nodes", "LIST", "use these memory nodes only, as in 0,2,8-15"},
     [CLI_REPEAT] = {"repeat", "N", "repetitions of each measurement (default: by time)"},
+    [CLI_RESIDENT] = {"resident", NULL, "with --gpu: weights stay in device memory (default)"},
     [CLI_SEED] = {"seed", "N", "seed of everything random (default: 1)"},
     [CLI_SMT] = {"smt", NULL, "also use the second hardware threads of cores"},
     [CLI_STEPS] = {"steps", "N", "end after so many steps, however long they take"},
+    [CLI_STREAM] = {"stream", NULL,
+                    "with --gpu: copy each layer from host memory while the one before computes"},
     [CLI_THREADS] = {"threads", "N", "threads that execute the plan, whatever its workers"},
     [CLI_TOKENS] = {"tokens", "LIST", "batch sizes to measure, as in 1,16,256"},
     [CLI_TOPOLOGY] = {"topology", "WHAT",
@@ -265,6 +268,9 @@ static int set_option(enum cli_option option, const char *text, struct cli_value
         rc = parse_count(text, 1000000, &number, error);
         values->repeat = (uint32_t)number;
         return rc;
+    case CLI_RESIDENT:
+        values->resident = true;
+        return 0;
     case CLI_SEED:
         if (!parse_number(text, &values->seed, NULL))
             return numoe_error_set(error, -EINVAL, NULL, "\"%s\" is not a number of 64 bits", text);
@@ -275,6 +281,9 @@ static int set_option(enum cli_option option, const char *text, struct cli_value
         return 0;
     case CLI_STEPS:
         return parse_count(text, UINT64_MAX, &values->steps, error);
+    case CLI_STREAM:
+        values->stream = true;
+        return 0;
     case CLI_THREADS:
         rc = parse_count(text, UINT32_MAX - 1, &number, error);
         values->threads = (uint32_t)number;

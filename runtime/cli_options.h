@@ -38,9 +38,11 @@ enum cli_option {
     CLI_MODEL,
     CLI_NODES,
     CLI_REPEAT,
+    CLI_RESIDENT,
     CLI_SEED,
     CLI_SMT,
     CLI_STEPS,
+    CLI_STREAM,
     CLI_THREADS,
     CLI_TOKENS,
     CLI_TOPOLOGY,
@@ -60,7 +62,7 @@ struct cli_values {
     struct cli_list cpus, nodes, tokens;
     uint64_t duration_s, experts, layers, keep_free_bytes, seed, steps;
     uint32_t repeat, threads, workers;
-    bool gpu, json, smt;
+    bool json, smt, gpu, resident, stream;
     bool seed_given;
     char *isa_text; /* holds what isas point to */
     const char *isas[CLI_MAX_ISAS];

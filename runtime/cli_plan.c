@@ -2,6 +2,7 @@
 #include "checkpoint.h"
 #include "cli_options.h"
 #include "cli_output.h"
+#include "model.h"
 #include "numoe_kernels.h"
 #include "numoe_topo.h"
 
@@ -47,18 +48,8 @@ static int run(const struct cli_values *values)
     code = describe(values, &desc);
     if (code)
         return code;
-    if (numoe_slice_shape_init(&shape, desc.hidden, desc.bias)) {
-        cli_error("plan", "the sizes of a model with hidden width %" PRIu64 " overflow",
-                  desc.hidden);
-        return values->model ? CLI_FAILURE : CLI_BAD_INPUT;
-    }
-    request.shape.layers = desc.layers;
-    request.shape.experts = desc.experts;
-    request.shape.slices = desc.intermediate / NUMOE_TILE + !!(desc.intermediate % NUMOE_TILE);
-    request.shape.slice_bytes = shape.bytes;
-    request.shape.hidden = desc.hidden;
-    request.shape.experts_per_token = desc.experts_per_token;
-    request.shape.expert_bytes = desc.bias ? shape.hidden_tiles * NUMOE_TILE * sizeof(float) : 0;
+    if (numoe_model_shapes(&desc, &shape, &request.shape, &error))
+        return cli_report("plan", values->model ? CLI_STAGE_OPTIONS : CLI_STAGE_INPUT, &error);
     request.workers = values->workers;
     request.nodes = values->nodes.values;
     request.node_count = values->nodes.count;

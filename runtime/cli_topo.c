@@ -1,4 +1,5 @@
 /* numoe topo. SPDX-License-Identifier: Apache-2.0 */
+#include "cli_gpu.h"
 #include "cli_options.h"
 #include "cli_output.h"
 #include "numoe_topo.h"
@@ -13,10 +14,12 @@ static int run(const struct cli_values *values)
 
     if (numoe_machine_load(values->topology, &machine, &error))
         return cli_report("topo", CLI_STAGE_INPUT, &error);
-    if (values->json)
-        rc = numoe_machine_print_json(machine, stdout);
-    else
+    if (values->json) {
+        rc = cli_topo_json(machine);
+    } else {
         numoe_machine_print(machine, stdout);
+        cli_topo_gpus(machine);
+    }
     numoe_machine_free(machine);
     return cli_flush(rc ? CLI_FAILURE : CLI_OK);
 }
@@ -28,7 +31,8 @@ const struct cli_verb cli_topo = {
     .arguments = "",
     .summary = "show the machine: memory nodes, cores, caches, devices, limits",
     .description = "Show this machine, or one recorded in a file, as numoe sees it: memory nodes\n"
-                   "with their cores, distances, devices, and what limits apply.\n",
+                   "with their cores, distances, devices, and what limits apply. Each GPU of this\n"
+                   "machine is tried out, and it is shown whether it can be used and why not.\n",
     .directory = CLI_DIRECTORY_NONE,
     .options = options,
     .run = run,

@@ -19,6 +19,11 @@ struct numoe_pool *numoe_context_pool(struct numoe *context)
     return context->pool;
 }
 
+uint32_t numoe_context_caller_cpu(const struct numoe *context)
+{
+    return context->described ? NUMOE_NONE : context->plan->workers[0].os_cpu;
+}
+
 const struct numoe_machine *numoe_context_machine(const struct numoe *context)
 {
     return context->machine;
@@ -27,6 +32,11 @@ const struct numoe_machine *numoe_context_machine(const struct numoe *context)
 const struct numoe_log *numoe_context_log(const struct numoe *context)
 {
     return &context->log;
+}
+
+struct numoe_gpu *numoe_context_gpu(const struct numoe *context)
+{
+    return context->gpu;
 }
 
 /* The caller's struct may be an older, shorter one: fields it lacks keep their defaults. */
@@ -106,6 +116,7 @@ static int start_pool(struct numoe *context, const struct numoe_options *options
     }
     config.worker_count = count;
     config.workers = workers;
+    config.pin_caller = options->pin_caller && !context->described;
     config.spin_ns = options->spin_ns;
     config.chaos_seed = options->chaos_seed;
     config.log = &context->log;
@@ -114,11 +125,39 @@ static int start_pool(struct numoe *context, const struct numoe_options *options
     return rc;
 }
 
+/* A GPU that cannot be used is no failure: the CPU computes, and the reason is kept and told. */
+static int open_gpu(struct numoe *context, const struct numoe_options *options,
+                    struct numoe_error *error)
+{
+    struct numoe_gpu_verdict verdict = {0};
+    enum numoe_gpu_mode mode;
+    int rc = numoe_gpu_mode(options->gpu, &mode, error);
+
+    if (rc)
+        return rc;
+    if ((unsigned)mode > NUMOE_GPU_FORCE)
+        return numoe_error_set(error, -EINVAL, "gpu", "%d is no mode", (int)mode);
+    context->gpu_stream = options->gpu_stream;
+    rc = numoe_gpu_open(options->gpu_device, mode, context->described ? NULL : context->machine,
+                        &context->log, &context->gpu, &verdict, NULL);
+    memcpy(context->gpu_note, verdict.reason, sizeof context->gpu_note);
+    if (mode == NUMOE_GPU_OFF && options->gpu != NUMOE_GPU_OFF)
+        strcpy(context->gpu_note, "NUMOE_GPU=off in the environment");
+    if (rc && (mode != NUMOE_GPU_OFF || options->gpu != NUMOE_GPU_OFF))
+        numoe_log_write(&context->log, NUMOE_LOG_WARNING, "the CPU computes, not a GPU: %s",
+                        context->gpu_note);
+    else if (!rc && verdict.forced)
+        numoe_log_write(&context->log, NUMOE_LOG_WARNING, "a GPU is used because it is forced: %s",
+                        verdict.reason);
+    return 0;
+}
+
 int numoe_open(const struct numoe_options *options, struct numoe **out, struct numoe_error *error)
 {
     const struct numoe_expert_shape nothing = {0};
     struct numoe_options o;
     struct numoe *context;
+    struct numoe_error why = NUMOE_ERROR_INIT;
     const char *isa;
     int rc;
 
@@ -128,8 +167,8 @@ int numoe_open(const struct numoe_options *options, struct numoe **out, struct n
     if (!out)
         return numoe_error_set(error, -EINVAL, "context", "is NULL");
     isa = o.isa && *o.isa ? o.isa : getenv("NUMOE_ISA");
-    if (!numoe_kernels_select(NUMOE_FAST, isa, error))
-        return error && error->code ? error->code : -EINVAL;
+    if (!numoe_kernels_select(NUMOE_FAST, isa, &why))
+        return numoe_error_set(error, why.code, why.where, "%s", why.message);
     context = calloc(1, sizeof *context);
     if (!context)
         return numoe_error_set(error, -ENOMEM, "context", "out of memory");
@@ -157,6 +196,8 @@ int numoe_open(const struct numoe_options *options, struct numoe **out, struct n
     if (rc)
         goto fail;
     rc = start_pool(context, &o, error);
+    if (!rc)
+        rc = open_gpu(context, &o, error);
     if (rc)
         goto fail;
     *out = context;
@@ -170,6 +211,7 @@ void numoe_close(struct numoe *context)
 {
     if (!context)
         return;
+    numoe_gpu_close(context->gpu);
     if (context->pool)
         numoe_pool_destroy(context->pool);
     numoe_schedule_free(&context->schedule);
@@ -195,6 +237,8 @@ int numoe_stats_get(const struct numoe *context, struct numoe_stats *stats)
     now.expert_bytes = atomic_load_explicit(&context->expert_bytes, memory_order_relaxed);
     now.nanoseconds = atomic_load_explicit(&context->nanoseconds, memory_order_relaxed);
     now.workspace_bytes = atomic_load_explicit(&context->workspace_bytes, memory_order_relaxed);
+    now.gpu_calls = atomic_load_explicit(&context->gpu_calls, memory_order_relaxed);
+    now.gpu_tokens = atomic_load_explicit(&context->gpu_tokens, memory_order_relaxed);
     now.workers = numoe_pool_worker_count(context->pool);
     for (uint32_t w = 0; w < now.workers; w++) {
         struct numoe_pool_worker_stats worker;

@@ -10,6 +10,7 @@
 #include <stdatomic.h>
 
 #include "model.h"
+#include "numoe_gpu.h"
 #include "schedule.h"
 
 /*
@@ -43,7 +44,12 @@ struct numoe {
 
     atomic_uint_fast64_t calls, tokens, pairs, skipped, missing, expert_bytes, nanoseconds;
     atomic_uint_fast64_t workspace_bytes;
-    atomic_uint models;
+
+    struct numoe_gpu *gpu; /* NULL: the CPU computes, and gpu_note says why */
+    bool gpu_stream;
+    char gpu_note[448];
+    atomic_bool gpu_loss_said; /* that the CPU computes instead of a device that was lost */
+    atomic_uint_fast64_t gpu_calls, gpu_tokens;
 };
 
 struct model_node {
@@ -69,6 +75,12 @@ struct numoe_model {
     char io_path[64];
     uint64_t checkpoint_bytes;
     double load_seconds;
+
+    struct numoe_gpu_model *gpu; /* NULL: the CPU computes */
+    char gpu_note[448];
+    atomic_uint *generation; /* [layers], with a GPU: changes with the layer's weights */
+    int32_t *gpu_ids;        /* ids of a call as the GPU takes them; guarded by context.turn */
+    uint64_t gpu_ids_room;
 };
 
 /* A plan for the context's machine and options; shape.layers 0: workers and nodes alone. */

@@ -27,6 +27,7 @@ static const struct numoe_family families[] = {
         .hidden_key = "hidden_size",
         .intermediate_key = "moe_intermediate_size",
         .limit_key = "swiglu_limit",
+        .act = "silu",
         .experts_per_token = 6,
         .activation = {.kind = NUMOE_SILU_CLAMPED, .limit = 10},
     },

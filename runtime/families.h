@@ -48,6 +48,7 @@ struct numoe_family {
     const char *dense_layers_key; /* leading layers without experts; NULL: there are none */
     const char *experts_key, *top_k_key, *hidden_key, *intermediate_key;
     const char *limit_key, *gate_cap_key, *up_cap_key;
+    const char *act; /* what hidden_act must say if the file has it; NULL: not looked at */
     uint64_t experts_per_token;         /* where config.json is silent */
     struct numoe_activation activation; /* likewise */
 };

@@ -5,16 +5,10 @@
  */
 #include <errno.h>
 #include <string.h>
-#include <time.h>
 
+#include "base/clock.h"
 #include "context.h"
-
-static uint64_t now_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
+#include "gpu_run.h"
 
 static void add(atomic_uint_fast64_t *counter, uint64_t n)
 {
@@ -53,7 +47,7 @@ static void finish_pending(struct numoe *context)
     numoe_pool_wait(context->pool, context->pool_ticket);
     context->finished = true;
     context->pending_result = context->schedule.result;
-    add(&context->nanoseconds, now_ns() - context->pending_since);
+    add(&context->nanoseconds, numoe_now_ns() - context->pending_since);
 }
 
 static void count_call(struct numoe *context, const struct numoe_schedule *s)
@@ -64,6 +58,8 @@ static void count_call(struct numoe *context, const struct numoe_schedule *s)
     add(&context->skipped, s->result.skipped);
     add(&context->missing, s->result.missing);
     add(&context->expert_bytes, s->result.expert_bytes);
+    add(&context->gpu_tokens, s->result.gpu_tokens);
+    add(&context->gpu_calls, s->result.gpu_tokens != 0);
     atomic_store_explicit(&context->workspace_bytes, s->memory_bytes, memory_order_relaxed);
 }
 
@@ -88,8 +84,11 @@ static int prepare(struct numoe *context, uint64_t begin, uint64_t most, struct 
 }
 
 /*
- * Turn held. Run every pass but, when last is given, the last one, whose job is left there.
- * Memory grows to what the first (largest) pass needs before anything is written.
+ * Turn held. Run every pass but, when last is given, the last one, whose job is left there; a job
+ * without phases says that there is nothing left to run.
+ * With several passes all are laid out once before the first runs, so that memory that cannot
+ * grow is found before anything is written. With a GPU, what
+ * it does not get done is left to the workers.
  */
 static int run_passes(struct numoe *context, struct numoe_model *model, uint64_t layer,
                       const struct numoe_batch *batch, struct numoe_pool_job *last,
@@ -98,12 +97,25 @@ static int run_passes(struct numoe *context, struct numoe_model *model, uint64_t
     struct numoe_schedule *s = &context->schedule;
     const uint64_t most = numoe_schedule_pass(model, batch);
     struct numoe_pool_job job;
+    uint64_t first;
 
     s->model = model;
     s->layer = layer;
     s->batch = *batch;
     s->result = (struct numoe_result)NUMOE_RESULT_INIT;
-    for (uint64_t begin = 0; begin < batch->tokens; begin += s->token_count) {
+    if (last)
+        last->phase_count = 0;
+    first = numoe_gpu_run(model, layer, batch, &s->result);
+    if (batch->tokens - first > most) {
+        const struct numoe_result before = s->result;
+        for (uint64_t begin = first; begin < batch->tokens; begin += s->token_count) {
+            int rc = prepare(context, begin, most, &job, error);
+            if (rc)
+                return rc;
+        }
+        s->result = before;
+    }
+    for (uint64_t begin = first; begin < batch->tokens; begin += s->token_count) {
         int rc = prepare(context, begin, most, &job, error);
         if (rc)
             return rc;
@@ -113,11 +125,8 @@ static int run_passes(struct numoe *context, struct numoe_model *model, uint64_t
         }
         rc = numoe_pool_run(context->pool, &job);
         if (rc)
-            return numoe_error_set(error, rc, "workers",
-                                   rc == -ECHILD ? "this process was forked from the context's"
-                                                 : "could not run the job");
+            return numoe_error_set(error, rc, "workers", "could not run the job");
     }
-    count_call(context, s);
     return 0;
 }
 
@@ -128,6 +137,10 @@ static int check_call(struct numoe_model *model, uint64_t layer, const struct nu
 
     if (!model)
         return numoe_error_set(error, -EINVAL, "model", "is NULL");
+    /* before the turn is touched: a fork may have copied it locked */
+    if (numoe_pool_forked(model->context->pool))
+        return numoe_error_set(error, -ECHILD, "context",
+                               "this process was forked from the one that opened it");
     rc = copy_batch(batch, copy, error);
     return rc ? rc : numoe_schedule_check(model, layer, copy, error);
 }
@@ -135,7 +148,7 @@ static int check_call(struct numoe_model *model, uint64_t layer, const struct nu
 int numoe_forward(struct numoe_model *model, uint64_t layer, const struct numoe_batch *batch,
                   struct numoe_result *result, struct numoe_error *error)
 {
-    const uint64_t since = now_ns();
+    const uint64_t since = numoe_now_ns();
     struct numoe_batch copy;
     struct numoe *context;
     int rc = check_call(model, layer, batch, &copy, error);
@@ -147,7 +160,8 @@ int numoe_forward(struct numoe_model *model, uint64_t layer, const struct numoe_
     finish_pending(context);
     rc = run_passes(context, model, layer, &copy, NULL, error);
     if (!rc) {
-        add(&context->nanoseconds, now_ns() - since);
+        count_call(context, &context->schedule);
+        add(&context->nanoseconds, numoe_now_ns() - since);
         give_result(&context->schedule.result, result);
     }
     pthread_mutex_unlock(&context->turn);
@@ -157,7 +171,7 @@ int numoe_forward(struct numoe_model *model, uint64_t layer, const struct numoe_
 int numoe_submit(struct numoe_model *model, uint64_t layer, const struct numoe_batch *batch,
                  uint64_t *ticket, struct numoe_error *error)
 {
-    const uint64_t since = now_ns();
+    const uint64_t since = numoe_now_ns();
     struct numoe_pool_job job = {0};
     struct numoe_batch copy;
     struct numoe *context;
@@ -176,7 +190,7 @@ int numoe_submit(struct numoe_model *model, uint64_t layer, const struct numoe_b
     rc = run_passes(context, model, layer, &copy, &job, error);
     if (rc)
         goto out;
-    context->finished = copy.tokens == 0;
+    context->finished = job.phase_count == 0;
     if (context->finished) {
         context->pending_result = context->schedule.result;
     } else {
@@ -186,6 +200,7 @@ int numoe_submit(struct numoe_model *model, uint64_t layer, const struct numoe_b
             goto out;
         }
     }
+    count_call(context, &context->schedule);
     context->pending = true;
     context->pending_model = model;
     context->pending_since = since;
@@ -204,6 +219,8 @@ int numoe_wait(struct numoe_model *model, uint64_t ticket, struct numoe_result *
     if (!model)
         return -EINVAL;
     context = model->context;
+    if (numoe_pool_forked(context->pool))
+        return -ECHILD;
     pthread_mutex_lock(&context->turn);
     if (context->pending && context->pending_model == model && context->pending_ticket == ticket) {
         finish_pending(context);
@@ -219,6 +236,8 @@ void numoe_context_forget(struct numoe_model *model)
 {
     struct numoe *context = model->context;
 
+    if (numoe_pool_forked(context->pool))
+        return;
     pthread_mutex_lock(&context->turn);
     if (context->pending && context->pending_model == model) {
         finish_pending(context);

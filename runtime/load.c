@@ -13,6 +13,7 @@
  * SPDX-License-Identifier: Apache-2.0
  */
 #include "base/checked.h"
+#include "base/clock.h"
 #include "checkpoint.h"
 #include "files.h"
 #include "model.h"
@@ -91,14 +92,6 @@ struct load {
     int64_t began, told;
     struct numoe_error *error;
 };
-
-static int64_t now(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
 
 /* ---- order ---------------------------------------------------------------------------------- */
 
@@ -427,7 +420,7 @@ static int finish_packing(struct load *l)
 static int tell_progress(struct load *l, bool end)
 {
     struct numoe_load_progress progress;
-    int64_t time = now();
+    int64_t time = (int64_t)numoe_now_ns();
 
     if (!l->options->progress || (!end && time - l->told < PROGRESS_NS))
         return 0;
@@ -541,7 +534,7 @@ int numoe_model_load(struct numoe *context, const char *directory,
     l->options = &settings;
     l->error = error;
     l->arrived_tail = &l->arrived;
-    l->began = l->told = now();
+    l->began = l->told = (int64_t)numoe_now_ns();
     l->pool = numoe_context_pool(context);
 
     code = numoe_checkpoint_open(directory, numoe_context_log(context), &l->ckpt, error);
@@ -563,9 +556,9 @@ int numoe_model_load(struct numoe *context, const char *directory,
     if (code == 0)
         code = load_experts(l);
     if (code == 0)
-        numoe_model_set_origin(l->model, numoe_checkpoint_family(l->ckpt)->name,
-                               numoe_checkpoint_bytes(l->ckpt), (double)(now() - l->began) * 1e-9,
-                               numoe_reader_path(l->reader));
+        numoe_model_set_origin(
+            l->model, numoe_checkpoint_family(l->ckpt)->name, numoe_checkpoint_bytes(l->ckpt),
+            (double)((int64_t)numoe_now_ns() - l->began) * 1e-9, numoe_reader_path(l->reader));
 out:
     unload(l);
     if (code < 0)

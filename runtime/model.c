@@ -14,6 +14,7 @@
 
 #include "base/checked.h"
 #include "context.h"
+#include "gpu_run.h"
 
 #define POPULATE_BYTES ((uint64_t)64 << 20) /* an item of the job that makes arenas resident */
 
@@ -57,6 +58,33 @@ static int check_desc(const struct numoe_model_desc *desc, struct numoe_error *e
     if (desc->format != NUMOE_MXFP4)
         return numoe_error_set(error, -EINVAL, "format", "%d is not known", (int)desc->format);
     return numoe_activation_check(&desc->activation, error);
+}
+
+int numoe_model_shapes(const struct numoe_model_desc *desc, struct numoe_slice_shape *slice,
+                       struct numoe_expert_shape *expert, struct numoe_error *error)
+{
+    uint64_t total;
+    int rc = check_desc(desc, error);
+
+    if (rc)
+        return rc;
+    rc = numoe_slice_shape_init(slice, desc->hidden, desc->bias);
+    if (rc)
+        return numoe_error_set(error, rc, "hidden", "%llu overflows",
+                               (unsigned long long)desc->hidden);
+    *expert = (struct numoe_expert_shape){
+        .layers = desc->layers,
+        .experts = desc->experts,
+        .slices = (desc->intermediate + NUMOE_TILE - 1) / NUMOE_TILE,
+        .slice_bytes = slice->bytes,
+        .hidden = desc->hidden,
+        .experts_per_token = desc->experts_per_token,
+        .expert_bytes = desc->bias ? slice->hidden_tiles * NUMOE_TILE * sizeof(float) : 0,
+    };
+    if (!numoe_mul_u64(expert->slices, expert->slice_bytes, &total) ||
+        !numoe_mul_u64(total, expert->experts * expert->layers, &total) || total > INT64_MAX)
+        return numoe_error_set(error, -EOVERFLOW, "model", "its size overflows 63 bits");
+    return 0;
 }
 
 /* start[] of every node, and where the b2 rows are. */
@@ -182,8 +210,8 @@ static int populate(struct numoe_model *model, struct numoe_error *error)
     rc = numoe_pool_run(model->context->pool, &job);
     if (!rc) {
         rc = atomic_load_explicit(&p.failed, memory_order_relaxed);
-        if (rc && error)
-            *error = p.error;
+        if (rc)
+            numoe_error_set(error, rc, p.error.where, "%s", p.error.message);
     }
 out:
     free(p.item_node);
@@ -195,7 +223,18 @@ out:
 static int reserve(struct numoe_model *model, struct numoe_error *error)
 {
     const struct numoe_plan *plan = model->plan;
+    uint64_t total = 0;
 
+    for (uint32_t n = 0; n < plan->node_count; n++)
+        total += plan->nodes[n].planned_bytes;
+    /* the plan of a described machine knows nothing of this one's memory: ask for all at once */
+    if (model->context->described && plan->node_count > 1) {
+        struct numoe_memory *all = NULL;
+        int rc = numoe_memory_create(NUMOE_NONE, total, false, NULL, &all, error);
+        if (rc)
+            return rc;
+        numoe_memory_destroy(all);
+    }
     for (uint32_t n = 0; n < plan->node_count; n++) {
         struct model_node *node = &model->nodes[n];
         const uint64_t bytes = plan->nodes[n].planned_bytes;
@@ -217,9 +256,9 @@ int numoe_model_create(struct numoe *context, const struct numoe_model_desc *des
                        struct numoe_model **out, struct numoe_error *error)
 {
     struct numoe_model_desc d = NUMOE_MODEL_DESC_INIT;
+    struct numoe_error why = NUMOE_ERROR_INIT;
     struct numoe_expert_shape shape;
     struct numoe_model *model;
-    uint64_t total;
     int rc;
 
     if (!context || !desc || !out)
@@ -233,45 +272,27 @@ int numoe_model_create(struct numoe *context, const struct numoe_model_desc *des
                                "size %zu is not that of struct numoe_model_desc", desc->size);
     memcpy(&d, desc, desc->size < sizeof d ? desc->size : sizeof d);
     d.size = sizeof d;
-    rc = check_desc(&d, error);
-    if (rc)
-        return rc;
     model = calloc(1, sizeof *model);
     if (!model)
         return numoe_error_set(error, -ENOMEM, "model", "out of memory");
     model->context = context;
     model->desc = d;
-    atomic_fetch_add_explicit(&context->models, 1, memory_order_relaxed);
-    model->kernels = numoe_kernels_select(d.arithmetic, context->isa, error);
+    model->kernels = numoe_kernels_select(d.arithmetic, context->isa, &why);
     if (!model->kernels) {
-        rc = error && error->code ? error->code : -ENOTSUP;
+        rc = numoe_error_set(error, why.code, why.where, "%s", why.message);
         goto fail;
     }
-    rc = numoe_slice_shape_init(&model->shape, d.hidden, d.bias);
-    if (rc) {
-        numoe_error_set(error, rc, "hidden", "%llu overflows", (unsigned long long)d.hidden);
+    rc = numoe_model_shapes(&d, &model->shape, &shape, error);
+    if (rc)
         goto fail;
-    }
-    shape = (struct numoe_expert_shape){
-        .layers = d.layers,
-        .experts = d.experts,
-        .slices = (d.intermediate + NUMOE_TILE - 1) / NUMOE_TILE,
-        .slice_bytes = model->shape.bytes,
-        .hidden = d.hidden,
-        .experts_per_token = d.experts_per_token,
-        .expert_bytes = d.bias ? model->shape.hidden_tiles * NUMOE_TILE * sizeof(float) : 0,
-    };
-    if (!numoe_mul_u64(shape.slices, shape.slice_bytes, &total) ||
-        !numoe_mul_u64(total, shape.experts * shape.layers, &total) || total > INT64_MAX) {
-        rc = numoe_error_set(error, -EOVERFLOW, "model", "its size overflows 63 bits");
-        goto fail;
-    }
     rc = numoe_context_plan(context, &shape, &model->plan, error);
     if (rc)
         goto fail;
     rc = place(model, error);
     if (!rc)
         rc = reserve(model, error);
+    if (!rc)
+        rc = numoe_gpu_attach(model, error);
     if (rc)
         goto fail;
     *out = model;
@@ -286,12 +307,12 @@ void numoe_model_destroy(struct numoe_model *model)
     if (!model)
         return;
     numoe_context_forget(model);
+    numoe_gpu_detach(model);
     for (uint32_t n = 0; model->nodes && n < model->plan->node_count; n++) {
         if (model->nodes[n].memory)
             numoe_memory_destroy(model->nodes[n].memory);
         free(model->nodes[n].start);
     }
-    atomic_fetch_sub_explicit(&model->context->models, 1, memory_order_relaxed);
     free(model->nodes);
     free(model->state);
     free(model->bias_place);
@@ -381,6 +402,9 @@ void numoe_model_mark(struct numoe_model *model, uint64_t layer, uint64_t expert
 {
     model->state[layer * model->desc.experts + expert] =
         (uint8_t)((present ? EXPERT_PRESENT : 0) | (extreme_scales ? EXPERT_EXTREME : 0));
+    /* pairs with the load in gpu_attach.c: a copy begun before is made again */
+    if (model->generation)
+        atomic_fetch_add_explicit(&model->generation[layer], 1, memory_order_release);
 }
 
 void numoe_model_set_origin(struct numoe_model *model, const char *family,
@@ -531,6 +555,7 @@ int numoe_model_info(const struct numoe_model *model, struct numoe_model_info *i
     now.checkpoint_bytes = model->checkpoint_bytes;
     now.load_seconds = model->load_seconds;
     memcpy(now.io_path, model->io_path, sizeof now.io_path);
+    numoe_gpu_inform(model, &now);
     now.size = info->size;
     memcpy(info, &now, info->size < sizeof now ? info->size : sizeof now);
     return 0;
@@ -539,13 +564,15 @@ int numoe_model_info(const struct numoe_model *model, struct numoe_model_info *i
 int numoe_model_node(const struct numoe_model *model, uint32_t index, struct numoe_node_info *info)
 {
     struct numoe_memory_report report = {0};
+    struct numoe_node_info now;
 
-    if (!model || !info || index >= model->plan->node_count)
+    if (!model || !info || info->size < sizeof info->size || index >= model->plan->node_count)
         return -EINVAL;
     const struct numoe_plan_node *node = &model->plan->nodes[index];
     if (model->nodes[index].memory)
         numoe_memory_inspect(model->nodes[index].memory, &report);
-    *info = (struct numoe_node_info){
+    now = (struct numoe_node_info){
+        .size = info->size,
         .os_index = node->os_index,
         .workers = node->worker_count,
         .capacity_bytes = node->capacity_bytes,
@@ -555,5 +582,6 @@ int numoe_model_node(const struct numoe_model *model, uint32_t index, struct num
         .placed_bytes = report.placed_bytes,
         .bound = report.bound,
     };
+    memcpy(info, &now, info->size < sizeof now ? info->size : sizeof now);
     return 0;
 }

@@ -11,7 +11,18 @@
 #include "numoe_pool.h"
 #include "numoe_topo.h"
 
+/*
+ * What placement needs to know of a model: the shape of its slices and of its experts, sizes
+ * checked. Returns 0, -EINVAL or -EOVERFLOW with error filled.
+ */
+int numoe_model_shapes(const struct numoe_model_desc *desc, struct numoe_slice_shape *slice,
+                       struct numoe_expert_shape *expert, struct numoe_error *error);
+
 struct numoe_pool *numoe_context_pool(struct numoe *context);
+/* OS index of the CPU that worker 0, the calling thread, should run on; NUMOE_NONE when the plan is
+ * of another machine. */
+uint32_t numoe_context_caller_cpu(const struct numoe *context);
+
 const struct numoe_machine *numoe_context_machine(const struct numoe *context);
 const struct numoe_log *numoe_context_log(const struct numoe *context);
 
@@ -57,6 +68,12 @@ const void *numoe_model_run(const struct numoe_model *model, uint64_t layer, uin
 /* b2 in lane order, or NULL. */
 const float *numoe_model_down_bias(const struct numoe_model *model, uint64_t layer,
                                    uint64_t expert);
+
+/* The GPU of a context and the model on it, or NULL. */
+struct numoe_gpu;
+struct numoe_gpu_model;
+struct numoe_gpu *numoe_context_gpu(const struct numoe *context);
+struct numoe_gpu_model *numoe_model_gpu(const struct numoe_model *model);
 
 const struct numoe_slice_shape *numoe_model_shape(const struct numoe_model *model);
 const struct numoe_kernels *numoe_model_kernels(const struct numoe_model *model);

@@ -37,13 +37,14 @@ const char *numoe_version(void);
 struct numoe;
 
 struct numoe_options {
-    size_t size;           /**< sizeof(struct numoe_options) */
-    const char *topology;  /**< NULL: this machine. Else an hwloc XML file or synthetic string: the
-                                plan is made for that machine and executed on this one, with
-                                workers unpinned and memory unbound */
-    uint32_t workers;      /**< 0: one for each allowed core, within the cgroup's CPU quota */
-    uint32_t threads;      /**< 0: one for each planned worker. Else the plan stays as it is and so
-                                many threads execute it: results are the same bit for bit */
+    size_t size;          /**< sizeof(struct numoe_options) */
+    const char *topology; /**< NULL: this machine. Else an hwloc XML file or synthetic string: the
+                               plan is made for that machine and executed on this one, with
+                               workers unpinned and memory unbound */
+    uint32_t workers;     /**< planned workers; 0: one for each allowed core of the planned machine,
+                               within the cgroup's CPU quota where that is this machine */
+    uint32_t threads;     /**< 0: one for each planned worker. Else the plan stays as it is and so
+                               many threads execute it: results are the same bit for bit */
     const uint32_t *nodes; /**< OS indices of memory nodes to use; NULL: all */
     uint32_t node_count;
     const uint32_t *cpus; /**< OS indices of CPUs to use; NULL: all allowed */
@@ -52,9 +53,17 @@ struct numoe_options {
     const char *isa;          /**< NULL: environment NUMOE_ISA, else the best; "ref", "avx2",
                                    "avx512", "avx512vnni" */
     uint64_t spin_ns;         /**< an idle worker spins so long, then sleeps */
+    bool pin_caller;          /**< for the time of each call pin the calling thread, which works as
+                                   worker 0, to that worker's CPU, and give it its old mask back (two or
+                                   three system calls); else it runs where it runs */
     bool strict_memory;  /**< fail when memory cannot be bound to its node; else go on and report */
     uint64_t chaos_seed; /**< for tests: workers steal at random with this seed; 0: off */
-    struct numoe_log log; /**< messages; a NULL function drops them */
+    struct numoe_log log;    /**< messages; a NULL function drops them */
+    enum numoe_gpu_mode gpu; /**< the environment's NUMOE_GPU=off|on|force goes before it; a GPU
+                                  that is not used is reported through log and numoe_model_info,
+                                  and the CPU computes */
+    uint32_t gpu_device;     /**< which: CUDA's number */
+    bool gpu_stream;         /**< copy layers to the GPU in each pass even when all fit there */
 };
 
 #define NUMOE_OPTIONS_INIT                                                                         \
@@ -66,12 +75,16 @@ struct numoe_options {
  * Read the machine, choose kernels and start workers.
  * @param options  NULL for defaults; read during the call only (log.user must outlive the context)
  * @return 0; -EINVAL (an option, a topology that does not parse), -ENOTSUP (ISA not here), -EAGAIN
- *         (threads refused), -ENOMEM
+ *         (threads refused), -ENOMEM. *context is written on success only.
+ * @thread any
  */
 int numoe_open(const struct numoe_options *options, struct numoe **context,
                struct numoe_error *error);
 
-/** Stop the workers and free everything. All models must have been destroyed. NULL is allowed. */
+/**
+ * Stop the workers and free everything. All models must have been destroyed. NULL is allowed.
+ * @thread any, when no other call on the context is running
+ */
 void numoe_close(struct numoe *context);
 
 /* ---- models --------------------------------------------------------------------------------- */
@@ -109,7 +122,10 @@ struct numoe_model_desc {
 int numoe_model_create(struct numoe *context, const struct numoe_model_desc *desc,
                        struct numoe_model **model, struct numoe_error *error);
 
-/** Free a model and return its memory. No call on it may be running. NULL is allowed. */
+/**
+ * Free a model and return its memory; a submission of it is finished first. NULL is allowed.
+ * @thread any, when no other call on the model is running
+ */
 void numoe_model_destroy(struct numoe_model *model);
 
 /** One expert in the caller's memory. */
@@ -121,6 +137,11 @@ struct numoe_expert_weights {
     uint64_t bias_step;               /**< 1, or 2 for interleaved */
     const float *down_bias;           /**< H values */
 };
+
+#define NUMOE_EXPERT_WEIGHTS_INIT                                                                  \
+    {                                                                                              \
+        .size = sizeof(struct numoe_expert_weights), .bias_step = 1                                \
+    }
 
 /**
  * Copy one expert into its place, or replace it. The source may be freed after the call.
@@ -163,6 +184,7 @@ int numoe_model_load(struct numoe *context, const char *directory,
 
 /** Node of a model and what lies there. */
 struct numoe_node_info {
+    size_t size;
     uint32_t os_index, workers;
     uint64_t capacity_bytes, planned_bytes;
     uint64_t huge_bytes;                  /**< on 2 MiB pages */
@@ -180,8 +202,23 @@ struct numoe_model_info {
     uint64_t resident_bytes;   /**< expert arenas */
     uint64_t checkpoint_bytes; /**< bytes of experts on disk; 0 for numoe_model_create */
     double load_seconds;
-    char io_path[64]; /**< how files were read: "io_uring O_DIRECT", ... */
+    char io_path[64];          /**< how files were read: "io_uring O_DIRECT", ... */
+    char gpu[96];              /**< the GPU that computes this model; "" for none */
+    char gpu_note[448];        /**< why it is used or not */
+    bool gpu_resident;         /**< its memory holds all layers; else they are copied in turn */
+    uint32_t gpu_slots;        /**< layers that it holds at once */
+    uint64_t gpu_bytes;        /**< of device memory taken */
+    uint64_t gpu_pinned_bytes; /**< of resident_bytes, pinned where they lie */
 };
+
+#define NUMOE_MODEL_INFO_INIT                                                                      \
+    {                                                                                              \
+        .size = sizeof(struct numoe_model_info)                                                    \
+    }
+#define NUMOE_NODE_INFO_INIT                                                                       \
+    {                                                                                              \
+        .size = sizeof(struct numoe_node_info)                                                     \
+    }
 
 /** @return 0 or -EINVAL */
 int numoe_model_info(const struct numoe_model *model, struct numoe_model_info *info);
@@ -192,7 +229,10 @@ int numoe_model_node(const struct numoe_model *model, uint32_t index, struct num
 
 /**
  * One call on one layer:  out[t] (+)= scale * sum_j weights[t, j] * expert(ids[t, j], x[t]).
- * Summed in fp32, rounded once to out_type.
+ * Summed in fp32, rounded once to out_type; with add, out's old value joins in fp32 before that.
+ * Exact arithmetic rounds an f32 x to bf16 first. A NaN or an infinity in a token's x makes that
+ * token's outputs not finite (fast: NaN) and changes no bit of another token. Arrays need no
+ * alignment beyond their element's. out may not overlap anything else.
  */
 struct numoe_batch {
     size_t size;
@@ -203,7 +243,7 @@ struct numoe_batch {
     uint64_t x_stride;    /**< elements from row to row; 0: hidden */
     const void *ids;      /**< [tokens, top_k] int32_t or int64_t, dense */
     uint32_t id_bytes;    /**< 4 or 8 */
-    const float *weights; /**< [tokens, top_k] */
+    const float *weights; /**< [tokens, top_k]; of a skipped entry never read */
     void *out;            /**< [tokens, hidden] */
     enum numoe_type out_type;
     uint64_t out_stride; /**< elements; 0: hidden */
@@ -219,7 +259,7 @@ struct numoe_batch {
         .size = sizeof(struct numoe_batch), .id_bytes = 4, .scale = 1.0f                           \
     }
 
-/** What a call did. */
+/** What a call did. Filled as far as size says; 0 leaves it alone. */
 struct numoe_result {
     size_t size;
     uint64_t skipped;      /**< entries with an id >= experts */
@@ -227,6 +267,7 @@ struct numoe_result {
     uint64_t experts_hit;  /**< distinct experts computed */
     uint64_t expert_bytes; /**< bytes of experts read from memory at least once */
     uint64_t pairs;        /**< (token, slot) entries computed */
+    uint64_t gpu_tokens; /**< tokens that a GPU computed: all, or none, or those before it failed */
 };
 
 #define NUMOE_RESULT_INIT                                                                          \
@@ -239,22 +280,30 @@ struct numoe_result {
  * row add up. Blocks; the calling thread works too.
  * @param result  NULL or what to fill
  * @return 0; -EINVAL (null pointer, top_k, layer, strict id: in error), -ENOMEM (workspace could
- *         not grow; nothing was written)
- * @thread any; calls on one context take turns
+ *         not grow; nothing was written), -ECHILD (in a process forked from the one that opened
+ *         the context; only destroy and close may be called there)
+ * @thread any; calls on one context take turns, and one that finds a submission outstanding
+ *         finishes it first (numoe_wait then returns at once)
  */
 int numoe_forward(struct numoe_model *model, uint64_t layer, const struct numoe_batch *batch,
                   struct numoe_result *result, struct numoe_error *error);
 
 /**
  * Start a layer and return; the workers begin at once. Everything batch points to must stay until
- * numoe_wait. One submission may be outstanding in a context.
+ * numoe_wait. A batch whose partial rows (tokens x top_k x nodes x hidden floats) pass 512 MiB is
+ * computed in several passes, all but the last of them inside this call. One submission may be
+ * outstanding in a context.
  * @param ticket  for numoe_wait
  * @return as numoe_forward; -EAGAIN when one is outstanding
  */
 int numoe_submit(struct numoe_model *model, uint64_t layer, const struct numoe_batch *batch,
                  uint64_t *ticket, struct numoe_error *error);
 
-/** Help with and wait for a submission. @return 0; -EINVAL: no such ticket. Each ticket once. */
+/**
+ * Help with and wait for a submission. Each ticket once.
+ * @return 0; -EINVAL: no such ticket; -ECHILD as numoe_forward
+ * @thread any
+ */
 int numoe_wait(struct numoe_model *model, uint64_t ticket, struct numoe_result *result);
 
 /* ---- stats ---------------------------------------------------------------------------------- */
@@ -268,7 +317,14 @@ struct numoe_stats {
     uint64_t steals, sleeps; /**< of all workers */
     uint32_t workers, workers_pinned;
     uint64_t workspace_bytes;
+    uint64_t gpu_calls;  /**< of calls, computed by a GPU */
+    uint64_t gpu_tokens; /**< of tokens */
 };
+
+#define NUMOE_STATS_INIT                                                                           \
+    {                                                                                              \
+        .size = sizeof(struct numoe_stats)                                                         \
+    }
 
 /** Counters since open. @return 0 or -EINVAL. @thread any */
 int numoe_stats_get(const struct numoe *context, struct numoe_stats *stats);

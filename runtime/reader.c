@@ -15,6 +15,7 @@
 #include "reader.h"
 
 #include "base/checked.h"
+#include "base/clock.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -585,19 +586,11 @@ int numoe_reader_submit(struct numoe_reader *reader, struct numoe_read *read,
     return 0;
 }
 
-static int64_t now(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
-
 int numoe_reader_wait(struct numoe_reader *reader, unsigned timeout_ms, struct numoe_read **done,
                       struct numoe_error *error)
 {
     struct numoe_reader *r = reader;
-    int64_t deadline = now() + (int64_t)timeout_ms * 1000000, left;
+    int64_t deadline = (int64_t)numoe_now_ns() + (int64_t)timeout_ms * 1000000, left;
 
     for (;;) {
         if (r->has_ring)
@@ -622,7 +615,7 @@ int numoe_reader_wait(struct numoe_reader *reader, unsigned timeout_ms, struct n
                 r->done_tail = &r->done;
             return 1;
         }
-        left = deadline - now();
+        left = deadline - (int64_t)numoe_now_ns();
         if (!r->used_blocks && !r->queued)
             return 0;
         if (!r->has_ring) {

@@ -55,8 +55,12 @@ enum memory_use {
     MEMORY_SCRATCH,
     MEMORY_OWN_EPOCH,
     MEMORY_BUILD,
-    MEMORY_ROW_TOKEN
+    MEMORY_ROW_TOKEN,
+    MEMORY_SEEN,
+    MEMORY_USES
 };
+_Static_assert(MEMORY_USES == sizeof((struct numoe_schedule *)NULL)->memory / sizeof(struct grow),
+               "a place for every use");
 
 /* At least `bytes` at grow->data; what was there is kept. Zero bytes are fine. */
 static int grow_to(struct numoe_schedule *s, enum memory_use use, uint64_t bytes)
@@ -621,6 +625,30 @@ static int reserve_work(struct numoe_schedule *s, uint32_t workers)
     return 0;
 }
 
+/* An expert that several passes hit counts once. */
+static int count_hits(struct build *b)
+{
+    struct numoe_schedule *s = b->s;
+    const struct numoe_plan *plan = s->model->plan;
+    uint8_t *seen;
+    int rc = renew(s, MEMORY_SEEN, s->model->desc.experts);
+
+    if (rc)
+        return rc;
+    seen = s->memory[MEMORY_SEEN].data;
+    if (s->token_begin == 0)
+        memset(seen, 0, s->model->desc.experts);
+    for (uint32_t h = 0; h < b->hit_count; h++) {
+        if (seen[b->hits[h].expert])
+            continue;
+        seen[b->hits[h].expert] = 1;
+        s->result.experts_hit++;
+        s->result.expert_bytes +=
+            plan->shape.slices * s->model->shape.bytes + plan->shape.expert_bytes;
+    }
+    return 0;
+}
+
 int numoe_schedule_build(struct numoe_schedule *s, uint32_t workers)
 {
     const struct numoe_model *model = s->model;
@@ -630,6 +658,7 @@ int numoe_schedule_build(struct numoe_schedule *s, uint32_t workers)
     uint64_t bytes;
     uint8_t *p;
     uint32_t *count, *last;
+    unsigned saved;
     int rc;
 
     s->lane_count = s->run_count = s->entry_count = s->row_count = 0;
@@ -655,7 +684,10 @@ int numoe_schedule_build(struct numoe_schedule *s, uint32_t workers)
     memset(b.load, 0, model->plan->worker_count * sizeof *b.load);
     memset(b.token_lane, 0, T * sizeof *b.token_lane);
 
+    /* weights of equal ids are added here: not under the host's floating-point modes */
+    saved = numoe_kernels_enter();
     rc = collect(&b, count, last);
+    numoe_kernels_leave(saved);
     for (uint32_t n = 0; !rc && n < model->plan->node_count; n++)
         rc = lay_node(&b, n);
     if (!rc)
@@ -667,11 +699,7 @@ int numoe_schedule_build(struct numoe_schedule *s, uint32_t workers)
     free(b.lane_worker);
     if (rc)
         return rc;
-    s->result.experts_hit += b.hit_count;
-    s->result.expert_bytes +=
-        b.hit_count * (model->plan->shape.slices * model->shape.bytes +
-                       model->plan->shape.expert_bytes);
-    return 0;
+    return count_hits(&b);
 }
 
 /* ---- items ----------------------------------------------------------------------------------- */

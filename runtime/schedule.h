@@ -64,7 +64,7 @@ struct numoe_schedule {
     bool own_records; /* few tokens: each worker makes its own records */
     uint32_t combine_chunks, combine_tiles;
 
-    struct grow memory[12];
+    struct grow memory[13];
     uint64_t memory_bytes;
 };
 

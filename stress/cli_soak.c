@@ -81,6 +81,8 @@ static void print_text(const struct numoe_soak_report *r)
     printf("layers computed: %" PRIu64 " (%.1f a second), %" PRIu64
            " tokens (%.0f a second), %" PRIu64 " pairs, %" PRIu64 " steals\n",
            r->calls, rate(r, r->calls), r->tokens, rate(r, r->tokens), r->pairs, r->steals);
+    if (r->gpu_tokens)
+        printf("computed by a GPU: %" PRIu64 " of the tokens\n", r->gpu_tokens);
     printf("checked against float64: %" PRIu64 " calls, %" PRIu64
            " tokens; worst relative L2 %.2e; worst output %.1f times its expected error\n",
            r->checks, r->checked_tokens, r->worst_rel_l2, r->worst_deviation);
@@ -119,16 +121,18 @@ static json_t *json_of_report(const struct numoe_soak_report *r)
         json_object_set_new(operations, numoe_soak_kind_name((enum numoe_soak_kind)k),
                             json_integer((json_int_t)r->operations[k]));
     return json_pack(
-        "{s:s, s:b, s:o, s:I, s:I, s:o, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o, s:I, s:I, s:o, s:o,"
+        "{s:s, s:b, s:o, s:I, s:I, s:o, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o, s:I, s:I, "
+        "s:o, s:o,"
         " s:s, s:s}",
         "seed", seed, "passed", !r->failed, "seconds", cli_json_number(r->seconds), "steps",
         (json_int_t)r->steps, "cycles", (json_int_t)r->cycles, "operations", operations, "calls",
         (json_int_t)r->calls, "tokens", (json_int_t)r->tokens, "pairs", (json_int_t)r->pairs,
-        "checks", (json_int_t)r->checks, "checked_tokens", (json_int_t)r->checked_tokens, "repeats",
-        (json_int_t)r->repeats, "worst_rel_l2", cli_json_number(r->worst_rel_l2), "worst_deviation",
-        cli_json_number(r->worst_deviation), "steals", (json_int_t)r->steals, "peak_bytes",
-        (json_int_t)r->peak_bytes, "baseline", json_of_usage(&r->baseline), "now",
-        json_of_usage(&r->now), "failure", r->failure, "reproduce", r->reproduce);
+        "gpu_tokens", (json_int_t)r->gpu_tokens, "checks", (json_int_t)r->checks, "checked_tokens",
+        (json_int_t)r->checked_tokens, "repeats", (json_int_t)r->repeats, "worst_rel_l2",
+        cli_json_number(r->worst_rel_l2), "worst_deviation", cli_json_number(r->worst_deviation),
+        "steals", (json_int_t)r->steals, "peak_bytes", (json_int_t)r->peak_bytes, "baseline",
+        json_of_usage(&r->baseline), "now", json_of_usage(&r->now), "failure", r->failure,
+        "reproduce", r->reproduce);
 }
 
 void cli_soak_options(const struct cli_values *values, struct numoe_soak_options *options)

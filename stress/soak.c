@@ -337,24 +337,34 @@ static int make_scratch(struct soak *soak)
     return 0;
 }
 
+/* The last warning: what opening a context says of a GPU that is not used. */
+static void keep_warning(void *user, enum numoe_log_level level, const char *message)
+{
+    if (level == NUMOE_LOG_WARNING)
+        snprintf(user, sizeof((struct numoe_error *)0)->message, "%s", message);
+}
+
 static int check_options(const struct numoe_soak_options *o, struct numoe_error *error)
 {
     struct numoe_options open = NUMOE_OPTIONS_INIT;
+    char warning[sizeof error->message] = "no GPU is used";
     struct numoe *context;
     int rc;
 
     if (!o->steps && !(o->duration_s > 0))
         return numoe_error_set(error, -EINVAL, "soak", "neither steps nor a duration is given");
-    if (o->gpu)
-        return numoe_error_set(error, -ENOTSUP, "gpu",
-                               "this build of numoe does not execute on GPUs");
     /* what the options make impossible is no finding of the walk */
     open.topology = o->topology;
     open.workers = o->workers;
     open.threads = o->threads;
+    open.gpu = o->gpu ? NUMOE_GPU_ON : NUMOE_GPU_OFF;
+    open.log = (struct numoe_log){keep_warning, warning};
     rc = numoe_open(&open, &context, error);
-    if (!rc)
-        numoe_close(context);
+    if (rc)
+        return rc;
+    if (o->gpu && !numoe_context_gpu(context))
+        rc = numoe_error_set(error, -ENOTSUP, "gpu", "%s", warning);
+    numoe_close(context);
     return rc;
 }
 
@@ -369,6 +379,9 @@ int numoe_soak_run(const struct numoe_soak_options *options, struct numoe_soak_r
     int rc;
 
     *report = (struct numoe_soak_report){.seed = options->seed};
+    /* One arena for all threads, from the first allocation of a caller on: others keep what was
+     * freed in them, which would look like growth. */
+    mallopt(M_ARENA_MAX, 1);
     rc = check_options(options, error);
     if (rc)
         return rc;
@@ -384,10 +397,6 @@ int numoe_soak_run(const struct numoe_soak_options *options, struct numoe_soak_r
     pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
     pthread_cond_init(&soak->watchdog_over, &clock);
     pthread_condattr_destroy(&clock);
-    /* One arena for all threads, from the first allocation of a caller on: others keep what was
-     * freed in them, which would look like growth. */
-    mallopt(M_ARENA_MAX, 1);
-
     find_isas(soak);
     rc = make_scratch(soak);
     if (!rc)

@@ -76,6 +76,7 @@ struct numoe_soak_report {
     uint64_t steps, cycles;
     uint64_t operations[NUMOE_SOAK_KINDS];
     uint64_t calls, tokens, pairs; /* layers computed */
+    uint64_t gpu_tokens;           /* of the tokens, computed by a GPU */
     uint64_t checks;               /* calls compared with the reference */
     uint64_t checked_tokens;       /* of them, so many tokens */
     uint64_t repeats;              /* calls repeated otherwise and found the same bit for bit */
@@ -97,7 +98,7 @@ struct numoe_soak_options {
     const char *topology; /* of all contexts; NULL: several, live and described */
     uint32_t workers;     /* planned, in all contexts; 0: the machine's, sometimes few */
     uint32_t threads;     /* that execute, in all contexts; 0: from one to all that are planned */
-    bool gpu;
+    bool gpu;             /* three contexts of four are opened with a GPU; else none */
     double watchdog_s;    /* without progress for so long: say what was running, exit 1; 0: 60 */
     const char *scratch;  /* where checkpoints are written; NULL: $TMPDIR or /tmp */
     struct numoe_log log; /* what the library says in the warm-up, and the watchdog */

@@ -32,6 +32,7 @@ static void choose_plan(const struct soak *soak, struct soak_random *random,
     context->isa =
         soak->isas[soak->isa_count == 1 || isa % 16 == 0 ? soak->isa_count - 1
                                                          : isa / 16 % (soak->isa_count - 1)];
+    context->gpu = !soak_once(random, 4) && soak->options.gpu;
 }
 
 static void choose_execution(const struct soak *soak, struct soak_random *random,
@@ -42,6 +43,8 @@ static void choose_execution(const struct soak *soak, struct soak_random *random
     context->threads = soak->options.threads ? soak->options.threads : threads;
     context->chaos_seed = soak_once(random, 2) ? soak_next(random) | 1 : 0;
     context->spin_ns = PICK(random, spins_ns);
+    context->pin_caller = soak_once(random, 3);
+    context->gpu_stream = soak_once(random, 2);
 }
 
 int soak_context_open(struct soak *soak, struct soak_random *random,
@@ -59,6 +62,7 @@ int soak_context_open(struct soak *soak, struct soak_random *random,
         context->topology = like->topology;
         context->workers = like->workers;
         context->isa = like->isa;
+        context->gpu = like->gpu;
     }
     choose_execution(soak, random, context);
     options.topology = context->topology;
@@ -67,6 +71,9 @@ int soak_context_open(struct soak *soak, struct soak_random *random,
     options.isa = context->isa;
     options.spin_ns = context->spin_ns;
     options.chaos_seed = context->chaos_seed;
+    options.pin_caller = context->pin_caller;
+    options.gpu = context->gpu ? NUMOE_GPU_ON : NUMOE_GPU_OFF;
+    options.gpu_stream = context->gpu_stream;
     if (soak->warming) /* later contexts would say the same again and again */
         options.log = soak->options.log;
     soak_doing(soak,

@@ -131,6 +131,7 @@ struct soak_context {
     const char *topology, *isa;
     uint32_t workers, threads;
     uint64_t chaos_seed, spin_ns;
+    bool pin_caller, gpu, gpu_stream;
     struct soak_model *models[SOAK_MODELS];
     uint32_t model_count;
     /* What numoe_stats_get must say in the end. */
@@ -183,6 +184,7 @@ struct soak_batch {
     uint64_t *checked;
     uint32_t checked_count;
     struct numoe_result want, have; /* what a call must report, and what the last one did */
+    uint64_t kept_gpu_tokens;       /* of the outputs that were kept */
 };
 
 /* A random batch for a layer of the model. */
@@ -199,8 +201,8 @@ void soak_batch_computed(struct soak *soak, struct soak_context *context, struct
 /* Counts, guards, and some tokens against the reference. Any thread. */
 int soak_batch_check(struct soak *soak, struct soak_batch *batch);
 /* A copy of the outputs with their guards, or NULL with the failure recorded. */
-uint8_t *soak_batch_keep(struct soak *soak, const struct soak_batch *batch);
-/* Whether the outputs are the same bits as those kept. Any thread. */
+uint8_t *soak_batch_keep(struct soak *soak, struct soak_batch *batch);
+/* Whether the outputs are the same bits as those kept, if the same device computed them. */
 int soak_batch_compare(struct soak *soak, const struct soak_batch *batch, const uint8_t *kept,
                        const char *otherwise);
 

@@ -2,6 +2,7 @@
 # printed, and at the end adds up the results:
 #   test_*  Criterion programs, by their TAP files in the folder `results`
 #   race_*  by their closing line "N passed, N failed"
+#   gpu_*   by theirs, "N passed, N failed, N skipped"
 #   others  one each
 # A program that crashed, leaked, timed out or left tests unfinished counts as failed at least once.
 # Fails unless something passed and nothing failed.
@@ -28,7 +29,7 @@ match($0, /^[0-9]+: /) {
     # Of Criterion's own lines, those about tests that went well are left out.
     if (text !~ /^\[(RUN |PASS)\] /)
         output[id] = output[id] "    " text "\n"
-    if (text ~ /^[0-9]+ passed, [0-9]+ failed$/)
+    if (text ~ /^[0-9]+ passed, [0-9]+ failed(, [0-9]+ skipped)?$/)
         closing[id] = text
     next
 }
@@ -46,15 +47,16 @@ match($0, /^[0-9]+: /) {
     bad = 0
     if (unit ~ /^test_/) {
         bad = tap(results "/" unit ".tap")
-    } else if (unit ~ /^race_/ && closing[id] != "") {
+    } else if (unit ~ /^(race|gpu)_/ && closing[id] != "") {
         split(closing[id], word, " ")
         passed += word[1]
         bad = word[3] + 0
+        skipped += word[5]
     } else if (line ~ /\*\*\*Skipped/) {
         skipped++
         ok = 1
     } else if (ok) {
-        if (unit ~ /^race_/)
+        if (unit ~ /^(race|gpu)_/)
             bad = 1
         else
             passed++

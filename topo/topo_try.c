@@ -10,6 +10,8 @@
  */
 #include "topo_load.h"
 
+#include "base/clock.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -97,10 +99,7 @@ static void child(const struct topo_source *source, int out)
 
 static int64_t now_ms(void)
 {
-    struct timespec now;
-
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+    return (int64_t)(numoe_now_ns() / 1000000);
 }
 
 /* Read the child's answer. @return false: it ended, or time ran out, without one */

@@ -7,8 +7,8 @@
  *
  * W is the A operand (rows), tokens are n. Lane (g = lane / 4, t = lane % 4) takes the 16 bytes at
  * 128 t + 16 g of a tile: octet t of rows g, g + 8, g + 16, g + 24. They are the A registers of two
- * k steps and two m tiles (rows 0..15 and 16..31); the k of an octet go to step 0 (k 0..3) and step 1
- * (k 4..7), and B follows: lane (g, t) holds x[token g][8t .. 8t + 7], 16 bytes.
+ * k steps and two m tiles (rows 0..15 and 16..31); the k of an octet go to step 0 (k 0..3) and step
+ * 1 (k 4..7), and B follows: lane (g, t) holds x[token g][8t .. 8t + 7], 16 bytes.
  *
  *         word j of the lane: row g + 8 j        nibbles i, 4 + i: k 2i, 2i + 1 = one bf16x2
  *         mma(m, step):  a0 = word 2m, pair 2 step      a2 = word 2m, pair 2 step + 1
@@ -18,8 +18,9 @@
  * mantissa bit of a bf16: e2m1 * 2^-126 (a subnormal for 0.5), exactly. The scale byte e multiplies
  * by 2^(e - 1), which has a bf16 for e <= 128; a tile with a larger byte takes a second product.
  *
- * Forms: few tokens (the four warps of a block split k; B straight from global memory) and many (each
- * warp has rows of its own, B through shared memory by asynchronous copies, three stages of 128 k).
+ * Forms: few tokens (the four warps of a block split k; B straight from global memory) and many
+ * (each warp has rows of its own, B through shared memory by asynchronous copies, three stages of
+ * 128 k).
  *
  * SPDX-License-Identifier: Apache-2.0
  */
@@ -33,6 +34,9 @@ namespace
 {
 
 enum { WARPS = 4, THREADS = 32 * WARPS, STAGE_TILES = 4, STAGES = 3, ROUTE_THREADS = 1024 };
+
+/* Dynamic shared memory that needs no opting in: 48 KiB less what a kernel has statically. */
+enum { PLAIN_SHARED = 46 * 1024 };
 
 /* Tokens of one expert that a block computes together. */
 struct chunk {
@@ -62,7 +66,8 @@ struct call {
     bool add, out_bf16;
 };
 
-/* ---- routing ---------------------------------------------------------------------------------- */
+/* ---- routing ----------------------------------------------------------------------------------
+ */
 
 DI int pair_expert(const call &c, uint32_t pair)
 {
@@ -149,7 +154,8 @@ __global__ void pad_x(const void *x, bool is_f32, uint64_t stride, uint32_t hidd
     }
 }
 
-/* ---- decoding --------------------------------------------------------------------------------- */
+/* ---- decoding ---------------------------------------------------------------------------------
+ */
 
 /* A code word to four bf16x2 of e2m1 * 2^-126. */
 DI void decode_word(uint32_t q, uint32_t *pair)
@@ -167,7 +173,8 @@ DI uint32_t exponent_bf16x2(uint32_t bytes, int j)
 }
 
 /* acc[m][n] += tile . B for the lane's 16 bytes of codes and 4 scale bytes */
-template <int N> DI void tile_mma(const uint4 &codes, uint32_t scales, const uint4 *b, float (*acc)[N][4])
+template <int N>
+DI void tile_mma(const uint4 &codes, uint32_t scales, const uint4 *b, float (*acc)[N][4])
 {
     const uint32_t word[4] = {codes.x, codes.y, codes.z, codes.w};
     uint32_t low = scales, rest = 0;
@@ -234,10 +241,12 @@ DI float activate(const numoe_activation &a, float gate, float up)
     return gate * sigmoid(gate) * up;
 }
 
-/* ---- the walk over k -------------------------------------------------------------------------- */
+/* ---- the walk over k --------------------------------------------------------------------------
+ */
 
 /* Where the pair tile of step k lies. gate_up: consecutive in a slice; down: one in each slice. */
-template <bool DOWN> struct walk {
+template <bool DOWN>
+struct walk {
     const uint8_t *base;      /* DOWN: weights + offset inside a slice; else the slice */
     const uint32_t *slice_at; /* DOWN: of the expert */
 
@@ -353,8 +362,8 @@ DI void walk_many(const walk<DOWN> &w, bool active, const __nv_bfloat16 *base, c
                 const uint32_t k = s * STAGE_TILES + tile;
                 if (k < k_tiles) {
                     const pair_tile now = next;
-                    const uint8_t *from = shared + buffer * stage_bytes + tile * 512 +
-                                          16 * (lane ^ (4 * (tile & 1)));
+                    const uint8_t *from =
+                        shared + buffer * stage_bytes + tile * 512 + 16 * (lane ^ (4 * (tile & 1)));
                     uint4 b[N];
                     if (k + 1 < k_tiles)
                         next = load_pair(w.pair(k + 1), lane);
@@ -371,7 +380,8 @@ DI void walk_many(const walk<DOWN> &w, bool active, const __nv_bfloat16 *base, c
     copy_wait<0>();
 }
 
-/* ---- results ---------------------------------------------------------------------------------- */
+/* ---- results ----------------------------------------------------------------------------------
+ */
 
 /* Accumulator i of n tile n, m tile m: row g + 8 j, token 8 n + 2 t + (i & 1); j = 2 m + i / 2. */
 DI int acc_j(int m, int i)
@@ -401,7 +411,8 @@ DI void put_part(const call &c, const chunk &ch, uint32_t tile, int g, int j, in
         return;
     const uint32_t pair = c.sorted[ch.first + token];
     if (c.down_bias)
-        v += c.down_bias[(static_cast<uint64_t>(ch.expert) * c.hidden_tiles + tile) * 32 + 4 * g + j];
+        v += c.down_bias[(static_cast<uint64_t>(ch.expert) * c.hidden_tiles + tile) * 32 + 4 * g +
+                         j];
     c.part[static_cast<uint64_t>(pair) * (32 * c.hidden_tiles) + 32 * tile + g + 8 * j] =
         v * c.routing[pair];
 }
@@ -450,10 +461,12 @@ DI void finish_few(const call &c, const chunk &ch, const uint8_t *slice, uint32_
     }
 }
 
-/* ---- kernels ---------------------------------------------------------------------------------- */
+/* ---- kernels ----------------------------------------------------------------------------------
+ */
 
 /* Grid: chunk_bound x units; unit: a slice (gate_up) or 64 rows (down). */
-template <bool DOWN, int N> __global__ void __launch_bounds__(THREADS) few_tokens(call c)
+template <bool DOWN, int N>
+__global__ void __launch_bounds__(THREADS) few_tokens(call c)
 {
     extern __shared__ float4 few_shared[];
     const uint32_t units = DOWN ? (c.hidden_tiles + 1) / 2 : c.slices;
@@ -489,7 +502,8 @@ template <bool DOWN, int N> __global__ void __launch_bounds__(THREADS) few_token
 
 /* Grid: units x chunk_bound, so that the chunks of an expert meet its weights in L2; unit: WARPS
  * slices (gate_up) or 64 WARPS rows (down). */
-template <bool DOWN, int N> __global__ void __launch_bounds__(THREADS, 2) many_tokens(call c)
+template <bool DOWN, int N>
+__global__ void __launch_bounds__(THREADS, 2) many_tokens(call c)
 {
     extern __shared__ __align__(128) uint8_t many_shared[];
     __shared__ int row[8 * N];
@@ -560,7 +574,8 @@ __global__ void combine(call c)
     }
 }
 
-/* ---- launching -------------------------------------------------------------------------------- */
+/* ---- launching --------------------------------------------------------------------------------
+ */
 
 struct layout {
     uint64_t x, h, part, chunks, sorted, counters, bytes;
@@ -612,7 +627,7 @@ cudaError_t launch(KERNEL kernel, uint64_t blocks, int shared, const call &c, cu
 {
     if (blocks > 0x7FFFFFFFu)
         return cudaErrorInvalidValue;
-    if (shared > 48 * 1024) {
+    if (shared > PLAIN_SHARED) {
         const cudaError_t e =
             cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
         if (e)
@@ -622,17 +637,20 @@ cudaError_t launch(KERNEL kernel, uint64_t blocks, int shared, const call &c, cu
     return cudaGetLastError();
 }
 
-template <int N> constexpr int few_bytes()
+template <int N>
+constexpr int few_bytes()
 {
     return WARPS * 4 * N * 32 * static_cast<int>(sizeof(float4));
 }
 
-template <int N> constexpr int many_bytes()
+template <int N>
+constexpr int many_bytes()
 {
     return STAGES * STAGE_TILES * 512 * N;
 }
 
-template <bool DOWN> cudaError_t launch_half(const call &c, cudaStream_t stream)
+template <bool DOWN>
+cudaError_t launch_half(const call &c, cudaStream_t stream)
 {
     const uint64_t units = DOWN ? (c.hidden_tiles + 1) / 2 : c.slices;
     const uint64_t blocks = (units + WARPS - 1) / WARPS * c.chunk_bound;
@@ -649,19 +667,21 @@ template <bool DOWN> cudaError_t launch_half(const call &c, cudaStream_t stream)
     }
 }
 
-template <class KERNEL> void describe(KERNEL kernel, int shared, numoe_cuda_kernel_info *info)
+template <class KERNEL>
+void describe(KERNEL kernel, int shared, numoe_cuda_kernel_info *info)
 {
     cudaFuncAttributes a = {};
 
     if (cudaFuncGetAttributes(&a, kernel) != cudaSuccess)
         return;
-    if (shared > 48 * 1024)
+    if (shared > PLAIN_SHARED)
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
     info->registers = a.numRegs;
     info->local_bytes = static_cast<int>(a.localSizeBytes);
     info->static_shared_bytes = static_cast<int>(a.sharedSizeBytes);
     info->dynamic_shared_bytes = shared;
     info->binary_version = a.binaryVersion;
+    info->ptx_version = a.ptxVersion;
     cudaOccupancyMaxActiveBlocksPerMultiprocessor(&info->blocks_an_sm, kernel, THREADS, shared);
 }
 

@@ -15,40 +15,11 @@
 
 #include <cuda_runtime_api.h>
 
-#include "numoe_kernels.h"
+#include "numoe_cuda_call.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-/** slice_at of an expert that is not there: its entries are skipped. */
-#define NUMOE_CUDA_ABSENT UINT32_MAX
-
-/** One call. All pointers are to device memory; everything must stay until the stream is past. */
-struct numoe_cuda_ffn {
-    struct numoe_slice_shape shape;
-    struct numoe_activation activation;
-    uint32_t slices;           /**< of an expert */
-    uint32_t experts;
-    const uint8_t *weights;    /**< 64-byte aligned */
-    const uint32_t *slice_at;  /**< [experts][slices]: where each slice begins, in 64-byte units
-                                    from weights; NUMOE_CUDA_ABSENT in [e][0]: no such expert */
-    const float *down_bias;    /**< [experts][32 * hidden_tiles] b2 in lane order, or NULL */
-    uint32_t tokens, top_k;
-    const void *x;             /**< [tokens][x_stride] */
-    enum numoe_type x_type;
-    uint64_t x_stride;         /**< elements, >= hidden */
-    const void *ids;           /**< [tokens][top_k] int32 or int64; negative, absent or >= experts:
-                                    skipped */
-    uint32_t id_bytes;         /**< 4 or 8 */
-    const float *routing;      /**< [tokens][top_k] */
-    void *out;                 /**< [tokens][out_stride] */
-    enum numoe_type out_type;
-    uint64_t out_stride;       /**< elements, >= hidden */
-    bool add;
-    float scale;
-    void *workspace;           /**< numoe_cuda_workspace_bytes(), 256-byte aligned */
-};
 
 /** Device bytes that a call of so many tokens needs; 0 when they overflow. */
 uint64_t numoe_cuda_workspace_bytes(const struct numoe_cuda_ffn *ffn);
@@ -64,8 +35,13 @@ cudaError_t numoe_cuda_ffn_launch(const struct numoe_cuda_ffn *ffn, cudaStream_t
 struct numoe_cuda_kernel_info {
     const char *name;
     int registers, local_bytes, static_shared_bytes, dynamic_shared_bytes, blocks_an_sm;
-    int binary_version; /**< 90 for sm_90 code, 80 for compute_80 PTX compiled at load */
+    int binary_version; /**< of the machine code: 90 for sm_90; 0: the kernel did not load */
+    int ptx_version;    /**< of the PTX it was made from: 80 when the driver compiled it */
 };
+
+/** Read bytes of device memory, for measuring; out: a word of device memory. */
+cudaError_t numoe_cuda_read(const void *from, uint64_t bytes, uint32_t *out, int multiprocessors,
+                            cudaStream_t stream);
 
 /** @return how many kernels there are; fills up to count of them */
 size_t numoe_cuda_kernels(struct numoe_cuda_kernel_info *info, size_t count);

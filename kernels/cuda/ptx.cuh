@@ -45,7 +45,8 @@ DI void copy_commit()
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-template <int PENDING> DI void copy_wait()
+template <int PENDING>
+DI void copy_wait()
 {
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }

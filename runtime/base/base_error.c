@@ -2,14 +2,23 @@
 #include "numoe_base.h"
 
 #include <stdio.h>
-#include <string.h>
+
+_Static_assert(sizeof(struct numoe_error) == 720, "part of the ABI: grow at the end only");
+
+#define HOLDS(error, field)                                                                        \
+    ((error)->size >= offsetof(struct numoe_error, field) + sizeof(error)->field)
 
 int numoe_error_set(struct numoe_error *error, int code, const char *where, const char *format, ...)
 {
-    if (error) {
-        va_list args;
+    va_list args;
+
+    if (!error)
+        return code;
+    if (HOLDS(error, code))
         error->code = code;
+    if (HOLDS(error, where))
         snprintf(error->where, sizeof error->where, "%s", where ? where : "");
+    if (HOLDS(error, message)) {
         va_start(args, format);
         vsnprintf(error->message, sizeof error->message, format, args);
         va_end(args);

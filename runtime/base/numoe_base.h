@@ -24,7 +24,8 @@ extern "C" {
 
 /**
  * What went wrong, in words. Optional everywhere it is taken: pass NULL to do without.
- * Written only when the call fails; untouched on success.
+ * Written only when the call fails; untouched on success. Only fields that lie wholly within size
+ * are written.
  */
 struct numoe_error {
     size_t size;       /**< sizeof(struct numoe_error), set by NUMOE_ERROR_INIT */

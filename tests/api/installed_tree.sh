@@ -37,4 +37,6 @@ for program in "$work/example" "$work/out/consumer"; do
         exit 1
     fi
 done
+"$work/prefix/bin/numoe" synth --model v4-flash --layers 1 --experts 2 "$work/checkpoint" >"$work/log"
+LD_LIBRARY_PATH=$work/prefix/$libdir "$work/example" "$work/checkpoint" | grep -q '^y\[0\] = -*[0-9]'
 test "$("$work/prefix/bin/numoe" version | head -n 1)" = "numoe $(pkg-config --modversion numoe)"

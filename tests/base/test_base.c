@@ -33,6 +33,24 @@ Test(base_error, long_words_are_cut_not_overrun)
     cr_assert_eq(strlen(error.message), sizeof error.message - 1);
 }
 
+/* An older caller's record: what lies behind its size is not ours. */
+Test(base_error, short_record_is_written_within_its_size)
+{
+    struct numoe_error error = NUMOE_ERROR_INIT;
+
+    error.size = offsetof(struct numoe_error, message);
+    strcpy(error.message, "mine");
+    cr_assert_eq(numoe_error_set(&error, -EIO, "disk", "yours"), -EIO);
+    cr_assert_eq(error.code, -EIO);
+    cr_assert_str_eq(error.where, "disk");
+    cr_assert_str_eq(error.message, "mine");
+    error.size = sizeof error.size;
+    error.code = 5;
+    numoe_error_set(&error, -EIO, "other", "yours");
+    cr_assert_eq(error.code, 5);
+    cr_assert_str_eq(error.where, "disk");
+}
+
 static void count_message(void *user, enum numoe_log_level level, const char *message)
 {
     cr_assert_eq(level, NUMOE_LOG_WARNING);

@@ -580,7 +580,7 @@ Test(case_d5, thirty_experts_on_8_nodes_differ_by_one_at_most, .timeout = 60)
     cr_assert_eq(numoe_model_info(model, &info), 0);
     cr_expect_eq(info.node_count, 8);
     for (uint32_t n = 0; n < info.node_count; n++) {
-        struct numoe_node_info node;
+        struct numoe_node_info node = NUMOE_NODE_INFO_INIT;
 
         cr_assert_eq(numoe_model_node(model, n, &node), 0);
         least = node.planned_bytes < least ? node.planned_bytes : least;
@@ -590,7 +590,9 @@ Test(case_d5, thirty_experts_on_8_nodes_differ_by_one_at_most, .timeout = 60)
     cr_expect_eq(total, 30 * info.expert_bytes);
     cr_expect_eq(least, 3 * info.expert_bytes);
     cr_expect_eq(most, 4 * info.expert_bytes);
-    cr_expect_eq(numoe_model_node(model, info.node_count, &(struct numoe_node_info){0}), -EINVAL);
+    cr_expect_eq(
+        numoe_model_node(model, info.node_count, &(struct numoe_node_info)NUMOE_NODE_INFO_INIT),
+        -EINVAL);
     numoe_model_destroy(model);
     check_shape(context, eight_nodes, 256, 32, 30, 60, NUMOE_NIBBLES_ADJACENT);
     numoe_close(context);

@@ -3,6 +3,8 @@
 #include <errno.h>
 #include <pthread.h>
 #include <stdio.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "numoe.h"
 #include "support/experts.h"
@@ -670,6 +672,83 @@ Test(forward_calls, models_that_cannot_be_are_refused_by_name, .timeout = 60)
     cr_expect_eq(numoe_open(&options, &context, &error), -EINVAL);
 }
 
+/* A forked child may only destroy and close, and is told so; it neither hangs nor invents results.
+ */
+Test(forward_calls, a_forked_child_is_told, .timeout = 60)
+{
+    struct fixture f = fixture_of(1, 4, 96, 64, false, NUMOE_FAST);
+    uint64_t ticket;
+    int status;
+
+    experts_make(&f, 121);
+    open_model(&f, NULL);
+    struct call c = call_make(6, 2, 96, 4, false);
+    const struct numoe_batch b = call_batch(&c);
+    cr_assert_eq(numoe_submit(f.model, 0, &b, &ticket, NULL), 0);
+    const pid_t child = fork();
+    if (child == 0) {
+        struct numoe_error error = NUMOE_ERROR_INIT;
+        uint64_t other;
+        int wrong = 0;
+        alarm(20);
+        wrong += numoe_forward(f.model, 0, &b, NULL, &error) != -ECHILD;
+        wrong += !strstr(error.message, "forked");
+        wrong += numoe_submit(f.model, 0, &b, &other, NULL) != -ECHILD;
+        wrong += numoe_wait(f.model, ticket, NULL) != -ECHILD;
+        close_model(&f);
+        _exit(wrong);
+    }
+    cr_assert_eq(waitpid(child, &status, 0), child);
+    cr_expect(WIFEXITED(status) && WEXITSTATUS(status) == 0, "status %#x", status);
+    cr_assert_eq(numoe_wait(f.model, ticket, NULL), 0);
+    cr_expect_leq(check(&f, 0, &c, 1), 2e-2);
+    call_free(&c);
+    close_model(&f);
+    experts_free(&f);
+}
+
+/* The host may flush subnormals or have raised flags: results and its state are as they were. */
+Test(forward_numbers, the_hosts_floating_point_modes_neither_matter_nor_change, .timeout = 60)
+{
+#if defined(__x86_64__)
+    struct fixture f = fixture_of(1, 4, 96, 64, false, NUMOE_EXACT);
+
+    experts_make(&f, 131);
+    open_model(&f, NULL);
+    struct call c = call_make(9, 2, 96, 4, false);
+    const struct numoe_batch b = call_batch(&c);
+    for (int i = 0; i < 18; i += 2) {
+        c.ids[i] = c.ids[i + 1];                     /* merged before anything is computed ... */
+        c.weights[i] = c.weights[i + 1] = 0x1p-130f; /* ... from subnormal weights */
+    }
+    for (int i = 0; i < 9 * 96; i++)
+        c.x[i] *= 0x1p12f;
+    float want[9 * 96];
+    run(&f, 0, &b);
+    memcpy(want, c.out, sizeof want);
+    uint64_t zeros = 0;
+    for (int i = 0; i < 9 * 96; i++)
+        zeros += want[i] == 0.0f;
+    cr_expect_lt(zeros, 96);
+    const unsigned modes[] = {0x1F80, 0x9FC0, 0x1FA0, 0x3F80 | 0x8000};
+    for (int i = 0; i < 4; i++) {
+        const unsigned before = __builtin_ia32_stmxcsr();
+        __builtin_ia32_ldmxcsr(modes[i]);
+        const int rc = numoe_forward(f.model, 0, &b, NULL, NULL);
+        const unsigned after = __builtin_ia32_stmxcsr();
+        __builtin_ia32_ldmxcsr(before);
+        cr_expect_eq(rc, 0);
+        cr_expect_eq(after, modes[i], "%#x became %#x", modes[i], after);
+        cr_expect_arr_eq(c.out, want, sizeof want, "mode %#x", modes[i]);
+    }
+    call_free(&c);
+    close_model(&f);
+    experts_free(&f);
+#else
+    cr_skip_test("MXCSR is x86's");
+#endif
+}
+
 /* Several threads call at once; every one gets its own answer. */
 struct caller {
     struct fixture *f;
@@ -693,6 +772,37 @@ static void *call_often(void *argument)
         a->wrong += memcmp(a->c.out, a->want, a->c.tokens * a->c.hidden * sizeof(float)) != 0;
     }
     return NULL;
+}
+
+/* More tokens than one pass holds: 64 slots of 16 KiB rows. */
+Test(forward_calls, several_passes_count_an_expert_once, .timeout = 120)
+{
+    struct fixture f = fixture_of(1, 3, 4096, 32, false, NUMOE_FAST);
+    struct numoe_result result = NUMOE_RESULT_INIT;
+    struct numoe_model_info info = NUMOE_MODEL_INFO_INIT;
+    uint64_t ticket;
+
+    experts_make(&f, 111);
+    open_model(&f, NULL);
+    struct call c = call_make(700, 64, 4096, 2, true);
+    struct numoe_batch b = call_batch(&c);
+    cr_assert_eq(numoe_forward(f.model, 0, &b, &result, NULL), 0);
+    cr_assert_eq(numoe_model_info(f.model, &info), 0);
+    cr_expect_eq(result.experts_hit, 3); /* ids 0, 1 and, among the odd ones, 2 */
+    cr_expect_eq(result.expert_bytes, 3 * info.expert_bytes);
+    cr_expect_eq(result.skipped, 0);
+    cr_expect_leq(check(&f, 0, &c, 347), 2e-2);
+    float *forward = c.out;
+    c.out = malloc(700 * 4096 * sizeof *c.out);
+    b.out = c.out;
+    cr_assert_eq(numoe_submit(f.model, 0, &b, &ticket, NULL), 0);
+    cr_assert_eq(numoe_wait(f.model, ticket, &result), 0);
+    cr_expect_eq(result.experts_hit, 3);
+    cr_assert_arr_eq(c.out, forward, 700 * 4096 * sizeof *c.out);
+    free(forward);
+    call_free(&c);
+    close_model(&f);
+    experts_free(&f);
 }
 
 Test(forward_calls, callers_take_turns, .timeout = 120)

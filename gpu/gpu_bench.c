@@ -1,0 +1,254 @@
+/* Measuring layers on a device. SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "gpu_backend.h"
+#include "gpu_model.h"
+
+int numoe_gpu_ceilings(struct numoe_gpu *gpu, double *read_gbs, double *link_gbs,
+                       struct numoe_error *error)
+{
+    int rc = gpu_enter(gpu, error);
+    if (!rc && !gpu->backend)
+        rc = numoe_error_set(error, -ENOTSUP, "ceilings", "not a device of this machine");
+    return rc ? rc
+              : gpu_judge(gpu, gpu_backend_ceilings(gpu->device, read_gbs, link_gbs), error,
+                          "measuring the ceilings");
+}
+
+static double now_ms(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
+}
+
+static uint64_t up(uint64_t bytes)
+{
+    return (bytes + 255) / 256 * 256;
+}
+
+/* A batch's inputs and room for its results on the device. */
+struct inputs {
+    uint8_t *memory;
+    uint64_t ids, routing, out, work; /* offsets; ids and routing of a routing are up() apart */
+    struct numoe_cuda_ffn ffn;
+};
+
+static int inputs_make(struct numoe_gpu_model *m, const struct numoe_gpu_bench *b,
+                       struct inputs *in, struct numoe_error *error)
+{
+    struct numoe_gpu *gpu = m->gpu;
+    const struct gpu_ops *ops = gpu->ops;
+    const uint64_t hidden = m->source.shape.hidden, pairs = b->tokens * b->top_k;
+    const uint64_t x_bytes = b->tokens * hidden * 2;
+    uint64_t bytes;
+    int rc;
+
+    in->ffn = (struct numoe_cuda_ffn){
+        .tokens = (uint32_t)b->tokens,
+        .top_k = (uint32_t)b->top_k,
+        .x_type = NUMOE_BF16,
+        .x_stride = hidden,
+        .out_type = NUMOE_F32,
+        .out_stride = hidden,
+        .scale = 1.0f,
+    };
+    gpu_model_ffn(m, NULL, &in->ffn);
+    in->ids = up(x_bytes);
+    in->routing = in->ids + b->routings * up(pairs * 4);
+    in->out = in->routing + b->routings * up(pairs * 4);
+    in->work = in->out + up(b->tokens * hidden * 4);
+    bytes = ops->workspace_bytes(gpu->device, &in->ffn);
+    if (!bytes || b->tokens > UINT32_MAX)
+        return numoe_error_set(error, -EINVAL, "tokens", "%llu tokens are too many",
+                               (unsigned long long)b->tokens);
+    bytes += in->work;
+    rc = gpu_judge(gpu, ops->allocate(gpu->device, bytes, (void **)&in->memory), error,
+                   "allocating %llu MiB", (unsigned long long)(bytes >> 20));
+    if (!rc)
+        rc = gpu_judge(gpu, ops->copy_in(gpu->device, m->stream.compute, in->memory, b->x, x_bytes),
+                       error, "copying inputs");
+    for (uint32_t r = 0; !rc && r < b->routings; r++) {
+        rc = gpu_judge(gpu,
+                       ops->copy_in(gpu->device, m->stream.compute,
+                                    in->memory + in->ids + r * up(pairs * 4), b->ids + r * pairs,
+                                    pairs * 4),
+                       error, "copying inputs");
+        if (!rc)
+            rc = gpu_judge(gpu,
+                           ops->copy_in(gpu->device, m->stream.compute,
+                                        in->memory + in->routing + r * up(pairs * 4),
+                                        b->routing + r * pairs, pairs * 4),
+                           error, "copying inputs");
+    }
+    in->ffn.x = in->memory;
+    in->ffn.out = in->memory + in->out;
+    in->ffn.workspace = in->memory + in->work;
+    return rc;
+}
+
+static void inputs_free(struct numoe_gpu_model *m, struct inputs *in)
+{
+    struct numoe_gpu *gpu = m->gpu;
+
+    gpu_judge(gpu, gpu->ops->stream_sync(gpu->device, m->stream.compute), NULL, "the measurement");
+    if (in->memory)
+        gpu_judge(gpu, gpu->ops->release(gpu->device, in->memory), NULL, "freeing inputs");
+}
+
+static void use_routing(const struct numoe_gpu_bench *b, const struct inputs *in, uint32_t routing,
+                        struct numoe_cuda_ffn *ffn)
+{
+    const uint64_t step = up(b->tokens * b->top_k * 4);
+
+    ffn->ids = in->memory + in->ids + routing * step;
+    ffn->routing = (const float *)(const void *)(in->memory + in->routing + routing * step);
+}
+
+static int take_out(struct numoe_gpu_model *m, const struct numoe_gpu_bench *b,
+                    const struct inputs *in, struct numoe_error *error)
+{
+    struct numoe_gpu *gpu = m->gpu;
+    int rc;
+
+    if (!b->out)
+        return 0;
+    rc = gpu_judge(gpu,
+                   gpu->ops->copy_out(gpu->device, m->stream.compute, b->out, in->memory + in->out,
+                                      b->tokens * m->source.shape.hidden * 4),
+                   error, "copying outputs");
+    return rc ? rc
+              : gpu_judge(gpu, gpu->ops->stream_sync(gpu->device, m->stream.compute), error,
+                          "the measurement");
+}
+
+int numoe_gpu_bench_layer(struct numoe_gpu_model *m, uint64_t layer, struct numoe_gpu_bench *b,
+                          struct numoe_error *error)
+{
+    struct numoe_gpu *gpu = m->gpu;
+    struct numoe_cuda_ffn *calls = NULL;
+    struct inputs in = {0};
+    struct gpu_slot *slot;
+    int rc = gpu_enter(gpu, error);
+
+    if (rc)
+        return rc;
+    if (!gpu->backend)
+        return numoe_error_set(error, -ENOTSUP, "bench", "not a device of this machine");
+    calls = calloc(b->routings, sizeof *calls);
+    if (!calls)
+        return numoe_error_set(error, -ENOMEM, "bench", "out of memory");
+    rc = inputs_make(m, b, &in, error);
+    if (!rc)
+        rc = gpu_stream_acquire(&m->stream, layer, &slot, error);
+    if (rc)
+        goto out;
+    gpu_model_ffn(m, slot, &in.ffn);
+    for (uint32_t r = 0; r < b->routings; r++) {
+        calls[r] = in.ffn;
+        use_routing(b, &in, r, &calls[r]);
+    }
+    rc = gpu_judge(
+        gpu, gpu_backend_time(gpu->device, m->stream.compute, calls, b->routings, b->repeat, b->ms),
+        error, "timing layer %llu", (unsigned long long)layer);
+    if (!rc)
+        rc = gpu_stream_release(&m->stream, slot, error);
+    if (!rc)
+        rc = take_out(m, b, &in, error);
+out:
+    inputs_free(m, &in);
+    free(calls);
+    return rc;
+}
+
+/* All layers once. copy, compute: whether to. */
+static int pass(struct numoe_gpu_model *m, const struct inputs *in, bool copy, bool compute,
+                double *ms, struct numoe_error *error)
+{
+    struct numoe_gpu *gpu = m->gpu;
+    const struct gpu_ops *ops = gpu->ops;
+    struct numoe_cuda_ffn ffn = in->ffn;
+    struct gpu_slot *slot = NULL;
+    double since;
+    int rc = 0;
+
+    if (copy) {
+        gpu_stream_forget(&m->stream);
+    } else {
+        rc = gpu_stream_acquire(&m->stream, m->source.layers - 1, &slot, error);
+        if (rc)
+            return rc;
+    }
+    rc = gpu_judge(gpu, ops->stream_sync(gpu->device, m->stream.copies), error, "copies");
+    if (!rc)
+        rc = gpu_judge(gpu, ops->stream_sync(gpu->device, m->stream.compute), error, "computation");
+    since = now_ms();
+    for (uint64_t layer = 0; !rc && layer < m->source.layers; layer++) {
+        if (copy)
+            rc = gpu_stream_acquire(&m->stream, layer, &slot, error);
+        if (!rc && compute) {
+            gpu_model_ffn(m, slot, &ffn);
+            rc = gpu_judge(gpu, ops->launch(gpu->device, m->stream.compute, &ffn), error,
+                           "launching layer %llu", (unsigned long long)layer);
+        }
+        if (!rc)
+            rc = gpu_stream_release(&m->stream, slot, error);
+        if (!rc && copy && layer + 1 < m->source.layers)
+            rc = gpu_stream_prefetch(&m->stream, layer + 1, layer, error);
+    }
+    if (!rc)
+        rc = gpu_judge(gpu, ops->stream_sync(gpu->device, m->stream.compute), error,
+                       "the last layer");
+    *ms = now_ms() - since;
+    return rc;
+}
+
+static int ascending(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+int numoe_gpu_bench_layers(struct numoe_gpu_model *m, struct numoe_gpu_bench *b,
+                           struct numoe_gpu_bench_stream *result, struct numoe_error *error)
+{
+    double *ms = calloc((uint64_t)3 * b->repeat + 3, sizeof *ms);
+    const uint32_t repeat = b->repeat ? b->repeat : 1;
+    struct inputs in = {0};
+    uint64_t before = 0;
+    int rc = gpu_enter(m->gpu, error);
+
+    if (!ms)
+        rc = numoe_error_set(error, -ENOMEM, "bench", "out of memory");
+    if (rc)
+        goto out;
+    rc = inputs_make(m, b, &in, error);
+    if (rc)
+        goto out;
+    use_routing(b, &in, 0, &in.ffn);
+    rc = pass(m, &in, true, true, &ms[0], error); /* warms up */
+    for (uint32_t i = 0; !rc && i < repeat; i++) {
+        before = m->stream.copied_bytes;
+        rc = pass(m, &in, true, true, &ms[i], error);
+        result->bytes = m->stream.copied_bytes - before;
+        if (!rc)
+            rc = pass(m, &in, true, false, &ms[repeat + i], error);
+        if (!rc)
+            rc = pass(m, &in, false, true, &ms[2 * repeat + i], error);
+    }
+    if (rc)
+        goto out;
+    for (int kind = 0; kind < 3; kind++)
+        qsort(ms + kind * repeat, repeat, sizeof *ms, ascending);
+    result->total_ms = ms[repeat / 2];
+    result->copy_ms = ms[repeat + repeat / 2];
+    result->compute_ms = ms[2 * repeat + repeat / 2];
+    rc = take_out(m, b, &in, error);
+out:
+    inputs_free(m, &in);
+    free(ms);
+    return rc;
+}

@@ -1,0 +1,42 @@
+/*
+ * gpu_internal.h - an open device, as the files of this folder see it.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#ifndef NUMOE_GPU_INTERNAL_H
+#define NUMOE_GPU_INTERNAL_H
+
+#include <stdatomic.h>
+
+#include "gpu_error.h"
+#include "gpu_ops.h"
+#include "numoe_gpu.h"
+
+struct numoe_gpu {
+    const struct gpu_ops *ops;
+    void *device; /* of ops */
+    bool backend; /* device is the backend's, to be closed with this */
+    struct numoe_gpu_properties properties;
+    struct numoe_log log;
+    /* The CUDA error that made the device unusable; 0: none. Set once; where is written before,
+     * by the one thread at a time that uses the device. */
+    atomic_int dead;
+    char where[128];
+};
+
+/* A device over any table of functions; no gate. ops and device stay the caller's. */
+int gpu_wrap(const struct gpu_ops *ops, void *device, const struct numoe_gpu_properties *properties,
+             const struct numoe_log *log, struct numoe_gpu **gpu);
+
+/* The one place where a failed call is judged: 0, or the errno of code with error filled; a sticky
+ * fault marks the device dead, a recoverable error is cleared. what: "copying layer 3". */
+int gpu_judge(struct numoe_gpu *gpu, int code, struct numoe_error *error, const char *what, ...)
+    NUMOE_PRINTF(4, 5);
+
+/* Make the device current in this thread, unless it is dead. */
+int gpu_enter(struct numoe_gpu *gpu, struct numoe_error *error);
+
+/* Compute random experts on the device and compare; rel_l2: the worst. */
+int gpu_self_test(struct numoe_gpu *gpu, double *rel_l2, struct numoe_error *error);
+
+#endif

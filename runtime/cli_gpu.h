@@ -1,0 +1,23 @@
+/* cli_gpu.h - GPUs in the numoe command. SPDX-License-Identifier: Apache-2.0 */
+#ifndef NUMOE_CLI_GPU_H
+#define NUMOE_CLI_GPU_H
+
+#include "numoe.h"
+#include "numoe_topo.h"
+
+struct cli_values;
+struct json_t;
+
+/* numoe bench --gpu. Returns an exit code. */
+int cli_bench_gpu(const struct cli_values *values);
+
+/* What of a run a GPU did, and why not more. */
+void cli_print_gpu(const struct numoe_model_info *info, const struct numoe_stats *stats);
+struct json_t *cli_gpu_json(const struct numoe_model_info *info, const struct numoe_stats *stats);
+
+/* The GPUs of this machine with locality, and whether each can be used; nothing for another's. */
+void cli_topo_gpus(const struct numoe_machine *machine);
+/* The whole of numoe topo --json. 0, -ENOMEM or -EIO */
+int cli_topo_json(const struct numoe_machine *machine);
+
+#endif

@@ -1,0 +1,194 @@
+/*
+ * A model's weights as the GPU sees them: a node's arena is ordered [layer][expert][slice], so a
+ * layer is one contiguous region of each node.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "gpu_run.h"
+
+static void arena(void *user, uint32_t index, void **address, uint64_t *bytes)
+{
+    const struct numoe_model *model = user;
+    const struct model_node *node = &model->nodes[index];
+
+    *address = node->base;
+    *bytes = node->base ? node->bias_offset : 0; /* the slices */
+}
+
+static void region(void *user, uint64_t layer, uint32_t index, const void **address,
+                   uint64_t *bytes)
+{
+    const struct numoe_model *model = user;
+    const struct model_node *node = &model->nodes[index];
+    const uint64_t first = node->start[layer * model->desc.experts];
+    const uint64_t end = node->start[(layer + 1) * model->desc.experts];
+
+    *address = node->base ? node->base + first * model->shape.bytes : NULL;
+    *bytes = (end - first) * model->shape.bytes;
+}
+
+static void tables(void *user, uint64_t layer, const uint64_t *region_at, uint32_t *slice_at,
+                   float *down_bias)
+{
+    const struct numoe_model *model = user;
+    const uint64_t experts = model->desc.experts, slices = model->plan->shape.slices;
+    const uint64_t slice_units = model->shape.bytes / NUMOE_ALIGNMENT;
+    const uint64_t width = model->shape.hidden_tiles * NUMOE_TILE;
+
+    for (uint64_t e = 0; e < experts; e++) {
+        const uint64_t q = layer * experts + e;
+        uint32_t *at = slice_at + e * slices;
+
+        for (uint32_t n = 0; n < model->plan->node_count; n++) {
+            const uint32_t *start = model->nodes[n].start;
+            const uint64_t before = start[q] - start[layer * experts];
+            for (uint64_t i = 0; i < start[q + 1] - start[q]; i++)
+                *at++ = (uint32_t)(region_at[n] + (before + i) * slice_units);
+        }
+        if (!(model->state[q] & EXPERT_PRESENT))
+            slice_at[e * slices] = NUMOE_GPU_ABSENT;
+        if (down_bias)
+            memcpy(down_bias + e * width, numoe_model_down_bias(model, layer, e),
+                   width * sizeof *down_bias);
+    }
+}
+
+static uint32_t generation(void *user, uint64_t layer)
+{
+    const struct numoe_model *model = user;
+    /* pairs with the increment in numoe_model_mark */
+    return atomic_load_explicit(&model->generation[layer], memory_order_acquire);
+}
+
+/* Rows between host memories by the pool's workers, in items of some size. */
+struct copy {
+    uint8_t *to;
+    const uint8_t *from;
+    uint64_t to_stride, from_stride, row_bytes, rows;
+    uint64_t rows_an_item; /* or, for a single row, bytes */
+};
+
+enum { COPY_ITEM_BYTES = 256 * 1024 };
+
+static void copy_item(void *context, uint32_t item, uint32_t worker)
+{
+    const struct copy *c = context;
+    const uint64_t begin = item * c->rows_an_item;
+
+    (void)worker;
+    if (c->rows == 1) {
+        const uint64_t left = c->row_bytes - begin;
+        memcpy(c->to + begin, c->from + begin, left < c->rows_an_item ? left : c->rows_an_item);
+        return;
+    }
+    for (uint64_t r = begin; r < begin + c->rows_an_item && r < c->rows; r++)
+        memcpy(c->to + r * c->to_stride, c->from + r * c->from_stride, c->row_bytes);
+}
+
+static void copy(void *user, void *to, uint64_t to_stride, const void *from, uint64_t from_stride,
+                 uint64_t row_bytes, uint64_t rows)
+{
+    const struct numoe_model *model = user;
+    struct copy c = {to, from, to_stride, from_stride, row_bytes, rows, 0};
+    struct numoe_pool_job job = {.context = &c, .phase_count = 1};
+    uint64_t items;
+
+    if (rows == 1) {
+        c.rows_an_item = COPY_ITEM_BYTES;
+        items = (row_bytes + COPY_ITEM_BYTES - 1) / COPY_ITEM_BYTES;
+    } else {
+        c.rows_an_item = row_bytes < COPY_ITEM_BYTES ? COPY_ITEM_BYTES / row_bytes : 1;
+        items = (rows + c.rows_an_item - 1) / c.rows_an_item;
+    }
+    if (items > 1 && items < NUMOE_POOL_MAX_ITEMS) {
+        job.phases[0] = (struct numoe_pool_phase){copy_item, (uint32_t)items, NULL};
+        if (!numoe_pool_run(model->context->pool, &job))
+            return;
+    }
+    for (uint32_t i = 0; i < items; i++)
+        copy_item(&c, i, 0);
+}
+
+int numoe_gpu_attach(struct numoe_model *model, struct numoe_error *error)
+{
+    struct numoe *context = model->context;
+    const struct numoe_gpu_source source = {
+        .user = model,
+        .shape = model->shape,
+        .activation = model->desc.activation,
+        .layers = model->desc.layers,
+        .experts = model->desc.experts,
+        .slices = (uint32_t)model->plan->shape.slices,
+        .down_bias = model->desc.bias,
+        .region_count = model->plan->node_count,
+        .arena = arena,
+        .region = region,
+        .tables = tables,
+        .generation = generation,
+        .copy = copy,
+    };
+    const struct numoe_gpu_model_options options = {.stream = context->gpu_stream};
+    struct numoe_error why = NUMOE_ERROR_INIT;
+
+    memcpy(model->gpu_note, context->gpu_note, sizeof model->gpu_note);
+    if (!context->gpu)
+        return 0;
+    model->generation = calloc(model->desc.layers, sizeof *model->generation);
+    if (!model->generation)
+        return numoe_error_set(error, -ENOMEM, "model", "out of memory");
+    /* its copies call the pool: no call may be under way */
+    pthread_mutex_lock(&context->turn);
+    if (numoe_gpu_model_create(context->gpu, &source, &options, &model->gpu, &why)) {
+        model->gpu = NULL;
+        memcpy(model->gpu_note, why.message, sizeof model->gpu_note);
+        model->gpu_note[sizeof model->gpu_note - 1] = 0;
+        numoe_log_write(&context->log, NUMOE_LOG_WARNING,
+                        "the CPU computes this model, not the GPU: %s", why.message);
+    }
+    pthread_mutex_unlock(&context->turn);
+    return 0;
+}
+
+void numoe_gpu_detach(struct numoe_model *model)
+{
+    if (model->gpu) {
+        pthread_mutex_lock(&model->context->turn);
+        numoe_gpu_model_destroy(model->gpu);
+        pthread_mutex_unlock(&model->context->turn);
+    }
+    model->gpu = NULL;
+    free(model->generation);
+    model->generation = NULL;
+    free(model->gpu_ids);
+    model->gpu_ids = NULL;
+}
+
+struct numoe_gpu_model *numoe_model_gpu(const struct numoe_model *model)
+{
+    return model->gpu;
+}
+
+void numoe_gpu_inform(const struct numoe_model *model, struct numoe_model_info *info)
+{
+    struct numoe_gpu_report report;
+    struct numoe_error lost = NUMOE_ERROR_INIT;
+
+    memcpy(info->gpu_note, model->gpu_note, sizeof info->gpu_note);
+    if (!model->gpu)
+        return;
+    if (numoe_gpu_health(model->context->gpu, &lost)) {
+        memcpy(info->gpu_note, lost.message, sizeof info->gpu_note);
+        info->gpu_note[sizeof info->gpu_note - 1] = 0;
+        return;
+    }
+    numoe_gpu_model_report(model->gpu, &report);
+    memcpy(info->gpu, numoe_gpu_get(model->context->gpu)->name, sizeof info->gpu);
+    info->gpu_resident = report.resident;
+    info->gpu_slots = report.slots;
+    info->gpu_bytes = report.device_bytes;
+    info->gpu_pinned_bytes = report.pinned_bytes;
+}

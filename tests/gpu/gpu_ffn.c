@@ -1,0 +1,580 @@
+/*
+ * The expert FFN on a device against the oracle, for shapes with awkward remainders.
+ *
+ * Each run: device buffers between guard bytes, the workspace poisoned, slices scattered over the
+ * weights in random order with rubbish between them.
+ */
+#include <errno.h>
+#include <math.h>
+
+#include "../support/experts.h"
+#include "gpu_harness.h"
+#include "numoe_cuda.h"
+
+enum { EXPERTS = 7, ABSENT = 3, TOP_K = 4 };
+
+struct set {
+    struct numoe_slice_shape shape;
+    struct numoe_activation activation;
+    uint64_t intermediate;
+    uint32_t slices;
+    uint8_t *packed[EXPERTS];
+    float *down_bias; /* [EXPERTS][32 hidden_tiles] lane order, or NULL */
+    uint32_t slice_at[EXPERTS * 4096];
+    struct guarded weights, table, bias;
+};
+
+static const struct numoe_activation activations[] = {
+    {.kind = NUMOE_SILU},
+    {.kind = NUMOE_SILU_CLAMPED, .limit = 1.5f},
+    {.kind = NUMOE_SWIGLU_OAI, .limit = 2.0f, .alpha = 1.702f},
+    {.kind = NUMOE_SITU, .gate_cap = 2.0f, .up_cap = 1.5f},
+};
+
+/* extreme: scale bytes 0, 1, 129 .. 251 in turns of rows and groups instead of usual ones */
+static void set_scales(struct test_expert *e, int extreme)
+{
+    const uint64_t rows[3] = {e->intermediate, e->intermediate, e->hidden};
+    const uint64_t columns[3] = {e->hidden, e->hidden, e->intermediate};
+
+    for (int m = 0; m < 3; m++) {
+        const uint64_t groups = (columns[m] + 31) / 32;
+        for (uint64_t i = 0; i < rows[m] * groups; i++) {
+            const uint64_t draw = random_u64() >> 20;
+            if (extreme == 1) /* tiny beside usual: gate and down */
+                e->scales[m][i] = draw % 3 == 0   ? (uint8_t)(draw / 3 % 2)
+                                  : draw % 3 == 1 ? 118
+                                                  : e->scales[m][i];
+            if (extreme == 2 && m == 1) /* large up ... */
+                e->scales[m][i] = (uint8_t)(129 + draw % 30);
+            if (extreme == 2 && m == 2) /* ... and small down, so that the sum stays a number */
+                e->scales[m][i] = (uint8_t)(60 + draw % 30);
+            if (extreme == 3 && m == 2) /* up to the end, for a finite product */
+                e->scales[m][i] = (uint8_t)(200 + draw % 52);
+            if (extreme == 3 && m == 1)
+                e->scales[m][i] = (uint8_t)(20 + draw % 20);
+        }
+    }
+}
+
+static void set_make(struct set *s, uint64_t hidden, uint64_t intermediate, bool bias,
+                     const struct numoe_activation *activation, int extreme)
+{
+    uint64_t places, *order, width;
+    uint8_t *image;
+
+    memset(s, 0, sizeof *s);
+    if (numoe_slice_shape_init(&s->shape, hidden, bias))
+        abort();
+    s->activation = *activation;
+    s->intermediate = intermediate;
+    s->slices = (uint32_t)((intermediate + 31) / 32);
+    width = 32 * s->shape.hidden_tiles;
+    if (bias)
+        s->down_bias = calloc(EXPERTS * width, sizeof(float));
+    for (int e = 0; e < EXPERTS; e++) {
+        struct numoe_pack_report report = {0};
+        struct test_expert expert;
+
+        test_expert_make(&expert, hidden, intermediate, bias);
+        set_scales(&expert, extreme);
+        s->packed[e] = aligned_bytes(s->slices * s->shape.bytes);
+        if (numoe_pack_slices(&s->shape, &expert.source, 0, s->slices, s->packed[e], &report))
+            abort();
+        for (uint64_t i = 0; bias && i < width; i++) {
+            const uint64_t from = i / 32 * 32 + numoe_lane_row(i % 32);
+            s->down_bias[e * width + i] = from < hidden ? expert.bias[2][from] : 0.0f;
+        }
+        test_expert_free(&expert);
+    }
+    /* scattered: place p of a random order, each slice with a gap of its own before it */
+    places = (uint64_t)EXPERTS * s->slices;
+    order = malloc(places * sizeof *order);
+    for (uint64_t i = 0; i < places; i++)
+        order[i] = i;
+    for (uint64_t i = places; i-- > 1;) {
+        const uint64_t j = random_u64() % (i + 1), t = order[i];
+        order[i] = order[j];
+        order[j] = t;
+    }
+    image = aligned_bytes(places * (s->shape.bytes + 192) + 192);
+    uint64_t at = 0;
+    for (uint64_t i = 0; i < places; i++) {
+        const uint64_t e = order[i] / s->slices, slice = order[i] % s->slices;
+        at += 64 * (random_u64() % 4);
+        memcpy(image + at, s->packed[e] + slice * s->shape.bytes, s->shape.bytes);
+        s->slice_at[order[i]] = (uint32_t)(at / 64);
+        at += s->shape.bytes;
+    }
+    s->slice_at[ABSENT * s->slices] = NUMOE_CUDA_ABSENT;
+    guarded_put(&s->weights, image, at);
+    guarded_put(&s->table, s->slice_at, places * sizeof(uint32_t));
+    if (bias)
+        guarded_put(&s->bias, s->down_bias, EXPERTS * width * sizeof(float));
+    free(image);
+    free(order);
+}
+
+static void set_free(struct set *s)
+{
+    guarded_check(&s->weights, "the weights");
+    guarded_check(&s->table, "slice_at");
+    if (s->down_bias) {
+        guarded_check(&s->bias, "the down biases");
+        guarded_free(&s->bias);
+    }
+    guarded_free(&s->weights);
+    guarded_free(&s->table);
+    for (int e = 0; e < EXPERTS; e++)
+        free(s->packed[e]);
+    free(s->down_bias);
+}
+
+struct batch {
+    uint32_t tokens, top_k, id_bytes;
+    enum numoe_type x_type, out_type;
+    uint64_t x_stride, out_stride;
+    bool add;
+    float scale;
+    float *x;     /* [tokens][hidden] as given */
+    int64_t *ids; /* [tokens][top_k] */
+    float *routing;
+    float *before; /* [tokens][out_stride] what out held, rounded to its type */
+};
+
+static uint64_t type_bytes(enum numoe_type type)
+{
+    return type == NUMOE_BF16 ? 2 : 4;
+}
+
+static void *encode(const float *from, uint64_t rows, uint64_t columns, uint64_t stride,
+                    enum numoe_type type)
+{
+    uint8_t *out = calloc(rows * stride + 1, type_bytes(type));
+    for (uint64_t r = 0; r < rows; r++)
+        for (uint64_t c = 0; c < stride; c++) {
+            /* what lies between rows must not matter: NaN */
+            const float v = c < columns ? from[r * columns + c] : NAN;
+            if (type == NUMOE_BF16)
+                ((uint16_t *)(void *)out)[r * stride + c] = isnan(v) ? 0x7FC0 : bf16_bits(v);
+            else
+                ((float *)(void *)out)[r * stride + c] = v;
+        }
+    return out;
+}
+
+static float decode(const void *from, uint64_t at, enum numoe_type type)
+{
+    return type == NUMOE_BF16 ? bf16_value(((const uint16_t *)from)[at])
+                              : ((const float *)from)[at];
+}
+
+/* Compute; returns the raw rows of out (malloc'd), all tokens. */
+static void *compute(const struct set *s, const struct batch *b)
+{
+    const uint64_t hidden = s->shape.hidden, pairs = (uint64_t)b->tokens * b->top_k;
+    const uint64_t out_bytes = b->tokens * b->out_stride * type_bytes(b->out_type);
+    void *x = encode(b->x, b->tokens, hidden, b->x_stride, b->x_type);
+    void *out = encode(b->before, b->tokens, hidden, b->out_stride, b->out_type);
+    uint8_t *ids = calloc(pairs + 1, 8);
+    struct guarded dx, dids, drouting, dout, work;
+
+    for (uint64_t i = 0; i < pairs; i++) {
+        if (b->id_bytes == 8)
+            ((int64_t *)(void *)ids)[i] = b->ids[i];
+        else
+            ((int32_t *)(void *)ids)[i] = (int32_t)b->ids[i];
+    }
+    guarded_put(&dx, x, b->tokens * b->x_stride * type_bytes(b->x_type));
+    guarded_put(&dids, ids, pairs * b->id_bytes);
+    guarded_put(&drouting, b->routing, pairs * sizeof(float));
+    guarded_put(&dout, out, out_bytes);
+    struct numoe_cuda_ffn ffn = {
+        .shape = s->shape,
+        .activation = s->activation,
+        .slices = s->slices,
+        .experts = EXPERTS,
+        .weights = s->weights.data,
+        .slice_at = (const uint32_t *)(const void *)s->table.data,
+        .down_bias = s->down_bias ? (const float *)(const void *)s->bias.data : NULL,
+        .tokens = b->tokens,
+        .top_k = b->top_k,
+        .x = dx.data,
+        .x_type = b->x_type,
+        .x_stride = b->x_stride,
+        .ids = dids.data,
+        .id_bytes = b->id_bytes,
+        .routing = (const float *)(const void *)drouting.data,
+        .out = dout.data,
+        .out_type = b->out_type,
+        .out_stride = b->out_stride,
+        .add = b->add,
+        .scale = b->scale,
+    };
+    const uint64_t need = numoe_cuda_workspace_bytes(&ffn);
+    expect(b->tokens == 0 || need > 0, "no workspace size");
+    guarded_make(&work, need ? need : 256, 0xFF);
+    ffn.workspace = work.data;
+    cudaError_t e = numoe_cuda_ffn_launch(&ffn, NULL);
+    expect(!e, "launch: %s", cudaGetErrorString(e));
+    e = cudaDeviceSynchronize();
+    must(e, "the kernels");
+    must(cudaMemcpy(out, dout.data, out_bytes, cudaMemcpyDeviceToHost), "copy back");
+    guarded_check(&dx, "x");
+    guarded_check(&dids, "ids");
+    guarded_check(&drouting, "routing");
+    guarded_check(&dout, "out");
+    guarded_check(&work, "the workspace");
+    guarded_free(&dx);
+    guarded_free(&dids);
+    guarded_free(&drouting);
+    guarded_free(&dout);
+    guarded_free(&work);
+    free(x);
+    free(ids);
+    return out;
+}
+
+static void batch_make(struct batch *b, const struct set *s, uint32_t tokens, uint32_t top_k,
+                       unsigned variant)
+{
+    const uint64_t hidden = s->shape.hidden;
+
+    *b = (struct batch){.tokens = tokens, .top_k = top_k, .scale = 1.0f};
+    b->id_bytes = variant & 1 ? 8 : 4;
+    b->x_type = variant & 2 ? NUMOE_F32 : NUMOE_BF16;
+    b->out_type = variant & 4 ? NUMOE_BF16 : NUMOE_F32;
+    b->x_stride = hidden + (variant & 8 ? 8 : variant & 16 ? 3 : 0);
+    b->out_stride = hidden + (variant & 16 ? 5 : 0);
+    b->add = variant & 32;
+    if (variant & 64)
+        b->scale = 2.5f;
+    b->x = malloc((tokens * hidden + 1) * sizeof(float));
+    b->before = malloc((tokens * hidden + 1) * sizeof(float));
+    for (uint64_t i = 0; i < tokens * hidden; i++) {
+        b->x[i] = random_normal();
+        b->before[i] = round_to_bf16(random_normal());
+    }
+    b->ids = malloc(((uint64_t)tokens * top_k + 1) * sizeof *b->ids);
+    b->routing = malloc(((uint64_t)tokens * top_k + 1) * sizeof *b->routing);
+    for (uint64_t i = 0; i < (uint64_t)tokens * top_k; i++) {
+        const uint64_t draw = random_u64() >> 16;
+        b->ids[i] = draw % 11 == 0   ? -1
+                    : draw % 13 == 0 ? EXPERTS
+                    : draw % 17 == 0 ? (b->id_bytes == 8 ? (int64_t)1 << 40 : 1 << 30)
+                                     : (int64_t)(draw / 64 % EXPERTS);
+        if (i % top_k && draw % 7 == 0)
+            b->ids[i] = b->ids[i - 1]; /* repeated */
+        b->routing[i] = 0.05f + (float)random_unit();
+    }
+}
+
+static void batch_free(struct batch *b)
+{
+    free(b->x);
+    free(b->before);
+    free(b->ids);
+    free(b->routing);
+}
+
+/* What token t must be, into want[hidden]. */
+static void reference(const struct set *s, const struct batch *b, uint64_t t, double *want)
+{
+    const uint64_t hidden = s->shape.hidden;
+    float *x = malloc(hidden * sizeof *x);
+
+    memset(want, 0, hidden * sizeof *want);
+    for (uint64_t i = 0; i < hidden; i++)
+        x[i] = round_to_bf16(b->x[t * hidden + i]);
+    for (uint64_t j = 0; j < b->top_k; j++) {
+        const int64_t e = b->ids[t * b->top_k + j];
+        if (e < 0 || e >= EXPERTS || e == ABSENT)
+            continue;
+        numoe_reference_slices(&s->shape, &s->activation, s->packed[e], s->slices, x,
+                               (double)b->routing[t * b->top_k + j],
+                               s->down_bias ? s->down_bias + e * 32 * (int64_t)s->shape.hidden_tiles
+                                            : NULL,
+                               true, want);
+    }
+    for (uint64_t i = 0; i < hidden; i++) {
+        want[i] *= (double)b->scale;
+        if (b->add)
+            want[i] += (double)b->before[t * hidden + i];
+    }
+    free(x);
+}
+
+/* Tokens of the batch that are compared: as many as some 60 million weights allow, spread. */
+static void compare(const struct set *s, const struct batch *b, const void *out)
+{
+    const uint64_t hidden = s->shape.hidden;
+    const double limit = 5e-3;
+    uint64_t count = 60000000 / (3 * hidden * s->intermediate * b->top_k) + 2, bad = 0;
+    double *want = malloc(hidden * sizeof *want), worst = 0;
+    float *got = malloc(hidden * sizeof *got);
+
+    if (count > b->tokens)
+        count = b->tokens;
+    for (uint64_t i = 0; i < count; i++) {
+        const uint64_t t = count > 1 ? i * (b->tokens - 1) / (count - 1) : 0;
+        reference(s, b, t, want);
+        for (uint64_t k = 0; k < hidden; k++)
+            got[k] = decode(out, t * b->out_stride + k, b->out_type);
+        const double l2 = relative_l2(want, got, hidden);
+        if (!(l2 <= limit))
+            bad++;
+        if (!(l2 <= worst))
+            worst = l2;
+    }
+    expect(bad == 0, "%llu of %llu tokens are wrong, relative L2 up to %.3g",
+           (unsigned long long)bad, (unsigned long long)count, worst);
+    /* between the rows nothing is written: NaN as encode left it */
+    uint64_t touched = 0, wrong = 0;
+    for (uint64_t t = 0; t < b->tokens; t++)
+        for (uint64_t k = 0; k < b->out_stride; k++) {
+            const float v = decode(out, t * b->out_stride + k, b->out_type);
+            touched += k >= hidden && !isnan(v);
+            wrong += k < hidden && !isfinite(v);
+        }
+    expect(touched == 0, "%llu values between rows were written", (unsigned long long)touched);
+    expect(wrong == 0, "%llu outputs are no numbers", (unsigned long long)wrong);
+    free(want);
+    free(got);
+}
+
+static const uint32_t token_counts[] = {0, 1, 2, 7, 8, 9, 33, 65, 300};
+static const uint64_t hiddens[] = {32, 96, 130, 2880, 4096};
+static const uint64_t intermediates[] = {32, 70, 768};
+
+enum {
+    TOKEN_KINDS = sizeof token_counts / sizeof token_counts[0],
+    HIDDENS = sizeof hiddens / sizeof hiddens[0],
+    INTERMEDIATES = sizeof intermediates / sizeof intermediates[0],
+    SHAPE_TESTS = HIDDENS * INTERMEDIATES * TOKEN_KINDS
+};
+
+static void test_shapes(void)
+{
+    static struct set s;
+    unsigned n = 0;
+
+    for (int h = 0; h < HIDDENS; h++)
+        for (int i = 0; i < INTERMEDIATES; i++) {
+            const bool bias = (h + i) % 2;
+            set_make(&s, hiddens[h], intermediates[i], bias, &activations[(h + 2 * i) % 4], 0);
+            for (int t = 0; t < TOKEN_KINDS; t++) {
+                /* every bit of the variant meets every token count */
+                const unsigned variant = (n * 29 + n / 7) & 127;
+                struct batch b;
+
+                begin("H %llu I %llu, %u tokens, variant %u", (unsigned long long)hiddens[h],
+                      (unsigned long long)intermediates[i], token_counts[t], variant);
+                batch_make(&b, &s, token_counts[t], TOP_K, variant);
+                void *out = compute(&s, &b);
+                compare(&s, &b, out);
+                free(out);
+                batch_free(&b);
+                end();
+                n++;
+            }
+            begin("H %llu I %llu", (unsigned long long)hiddens[h],
+                  (unsigned long long)intermediates[i]);
+            set_free(&s);
+            harness_failed += !harness_ok;
+        }
+}
+
+enum { VARIANT_TESTS = 128 + 8 };
+
+static void test_variants(void)
+{
+    static struct set s;
+
+    set_make(&s, 130, 70, true, &activations[1], 0);
+    for (unsigned variant = 0; variant < 128; variant++) {
+        struct batch b;
+        begin("variant %u", variant);
+        batch_make(&b, &s, variant % 3 ? 19 : 70, 1 + variant % 6, variant);
+        void *out = compute(&s, &b);
+        compare(&s, &b, out);
+        free(out);
+        batch_free(&b);
+        end();
+    }
+    begin("variants");
+    set_free(&s);
+    harness_failed += !harness_ok;
+    for (int a = 0; a < 8; a++) {
+        struct batch b;
+        begin("activation %d, bias %d", a / 2, a % 2);
+        set_make(&s, 128, 96, a % 2, &activations[a / 2], 0);
+        batch_make(&b, &s, 41, 3, 0);
+        void *out = compute(&s, &b);
+        compare(&s, &b, out);
+        free(out);
+        batch_free(&b);
+        set_free(&s);
+        end();
+    }
+}
+
+enum { EXTREME_TESTS = 3 * 4 };
+
+static void test_extreme_scales(void)
+{
+    static const uint32_t tokens[4] = {1, 12, 40, 200};
+    static struct set s;
+
+    for (int extreme = 1; extreme <= 3; extreme++) {
+        set_make(&s, 160, 96, false, &activations[0], extreme);
+        for (int i = 0; i < 4; i++) {
+            struct batch b;
+            begin("extreme scales %d, %u tokens", extreme, tokens[i]);
+            batch_make(&b, &s, tokens[i], TOP_K, 0);
+            void *out = compute(&s, &b);
+            compare(&s, &b, out);
+            free(out);
+            batch_free(&b);
+            end();
+        }
+        begin("extreme scales %d", extreme);
+        set_free(&s);
+        harness_failed += !harness_ok;
+    }
+}
+
+enum { REPEAT_TESTS = 4, NAN_TESTS = 4 };
+
+static void test_same_bits_and_nan(void)
+{
+    static const uint32_t tokens[4] = {5, 30, 77, 300};
+    static struct set s;
+
+    set_make(&s, 288, 96, true, &activations[2], 0);
+    for (int i = 0; i < 4; i++) {
+        struct batch b;
+        batch_make(&b, &s, tokens[i], TOP_K, 0);
+        const uint64_t row = b.out_stride * 4, bytes = tokens[i] * row;
+
+        begin("same bits, %u tokens", tokens[i]);
+        uint8_t *first = compute(&s, &b);
+        for (int again = 0; again < 3; again++) {
+            uint8_t *next = compute(&s, &b);
+            expect(!memcmp(first, next, bytes), "run %d differs", again + 2);
+            free(next);
+        }
+        end();
+
+        begin("NaN stays in its token, %u tokens", tokens[i]);
+        const uint32_t poor = tokens[i] / 2;
+        b.ids[poor * b.top_k] = 0; /* at least one expert that is there */
+        uint8_t *clean = compute(&s, &b);
+        b.x[poor * s.shape.hidden + 17] = NAN;
+        uint8_t *dirty = compute(&s, &b);
+        for (uint32_t t = 0; t < tokens[i]; t++) {
+            if (t != poor)
+                expect(!memcmp(clean + t * row, dirty + t * row, row), "token %u changed", t);
+            else
+                for (uint64_t k = 0; k < s.shape.hidden; k++)
+                    if (!expect(isnan(((float *)(void *)(dirty + t * row))[k]),
+                                "output %llu of the token with the NaN is a number",
+                                (unsigned long long)k))
+                        break;
+        }
+        end();
+        free(first);
+        free(clean);
+        free(dirty);
+        batch_free(&b);
+    }
+    begin("same bits");
+    set_free(&s);
+    harness_failed += !harness_ok;
+}
+
+/* Patterns of ids that no random draw makes. */
+enum { PATTERN_TESTS = 6 };
+
+static void test_patterns(void)
+{
+    static const char *const names[] = {
+        "all to one expert",      "all skipped", "all absent", "all the same in a row",
+        "one token in a hundred", "top_k 64"};
+    static struct set s;
+
+    set_make(&s, 96, 64, true, &activations[0], 0);
+    for (int p = 0; p < PATTERN_TESTS; p++) {
+        struct batch b;
+        begin("%s", names[p]);
+        batch_make(&b, &s, p == 5 ? 40 : 200, p == 5 ? 64 : TOP_K, (unsigned)p);
+        for (uint64_t i = 0; p < 5 && i < (uint64_t)b.tokens * b.top_k; i++) {
+            const uint64_t t = i / b.top_k;
+            b.ids[i] = p == 0   ? 2
+                       : p == 1 ? -(int64_t)(i % 5) - 1
+                       : p == 2 ? ABSENT
+                       : p == 3 ? (int64_t)(t % EXPERTS)
+                                : (t % 100 == 50 ? 1 : -1);
+        }
+        void *out = compute(&s, &b);
+        compare(&s, &b, out);
+        free(out);
+        batch_free(&b);
+        end();
+    }
+    begin("patterns");
+    set_free(&s);
+    harness_failed += !harness_ok;
+}
+
+static void test_refusals(void)
+{
+    static struct set s;
+    struct numoe_cuda_ffn ffn;
+
+    begin("limits are refused");
+    set_make(&s, 32, 32, false, &activations[0], 0);
+    ffn = (struct numoe_cuda_ffn){.shape = s.shape,
+                                  .activation = s.activation,
+                                  .slices = s.slices,
+                                  .experts = 65537,
+                                  .tokens = 1,
+                                  .top_k = 1};
+    expect(numoe_cuda_workspace_bytes(&ffn) == 0, "65537 experts have a workspace");
+    expect(numoe_cuda_ffn_launch(&ffn, NULL) == cudaErrorInvalidValue, "65537 experts ran");
+    ffn.experts = EXPERTS;
+    ffn.tokens = 1u << 30;
+    ffn.top_k = 2;
+    expect(numoe_cuda_workspace_bytes(&ffn) == 0, "2^31 pairs have a workspace");
+    ffn.tokens = 0;
+    expect(numoe_cuda_ffn_launch(&ffn, NULL) == cudaSuccess, "no tokens failed");
+    set_free(&s);
+    end();
+}
+
+static void print_kernels(void)
+{
+    struct numoe_cuda_kernel_info info[16];
+    const size_t count = numoe_cuda_kernels(info, 16);
+
+    printf("%-12s %9s %6s %8s %8s %9s %6s\n", "kernel", "registers", "local", "static", "dynamic",
+           "blocks/SM", "code");
+    for (size_t i = 0; i < count; i++)
+        printf("%-12s %9d %6d %8d %8d %9d %6d\n", info[i].name, info[i].registers,
+               info[i].local_bytes, info[i].static_shared_bytes, info[i].dynamic_shared_bytes,
+               info[i].blocks_an_sm, info[i].binary_version);
+}
+
+int main(void)
+{
+    if (!have_device(SHAPE_TESTS + VARIANT_TESTS + EXTREME_TESTS + REPEAT_TESTS + NAN_TESTS +
+                     PATTERN_TESTS + 1))
+        return finish();
+    print_kernels();
+    test_refusals();
+    test_patterns();
+    test_variants();
+    test_extreme_scales();
+    test_same_bits_and_nan();
+    test_shapes();
+    return finish();
+}
