@@ -1,6 +1,5 @@
 /* How the numoe command speaks. SPDX-License-Identifier: Apache-2.0 */
 #include "cli_output.h"
-#include "model.h"
 
 #include "cli_options.h"
 #include "families.h"
@@ -136,19 +135,12 @@ int cli_open(const char *verb, const struct cli_values *values, const char *isa,
     options.cpu_count = values->cpus.count;
     options.keep_free_bytes = values->keep_free_bytes;
     options.isa = isa;
+    options.pin_caller = true;
     options.gpu = values->gpu ? NUMOE_GPU_ON : NUMOE_GPU_OFF;
     options.gpu_stream = values->stream;
     options.log = cli_log();
     if (numoe_open(&options, context, &error))
         return cli_report(verb, CLI_STAGE_OPTIONS, &error);
-    /* this thread is worker 0 of every call */
-    if (numoe_context_caller_cpu(*context) != NUMOE_NONE) {
-        const uint32_t cpu = numoe_context_caller_cpu(*context);
-        const int rc = numoe_pin_thread(cpu);
-        if (rc)
-            cli_error("warning", "cannot pin the calling thread to CPU %" PRIu32 ": %s", cpu,
-                      strerror(-rc));
-    }
     return CLI_OK;
 }
 

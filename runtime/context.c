@@ -19,11 +19,6 @@ struct numoe_pool *numoe_context_pool(struct numoe *context)
     return context->pool;
 }
 
-uint32_t numoe_context_caller_cpu(const struct numoe *context)
-{
-    return context->described ? NUMOE_NONE : context->plan->workers[0].os_cpu;
-}
-
 const struct numoe_machine *numoe_context_machine(const struct numoe *context)
 {
     return context->machine;

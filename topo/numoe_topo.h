@@ -262,9 +262,6 @@ int numoe_memory_populate(struct numoe_memory *memory, uint64_t offset, uint64_t
 void numoe_memory_inspect(const struct numoe_memory *memory, struct numoe_memory_report *report);
 void numoe_memory_destroy(struct numoe_memory *memory);
 
-/** Pin the calling thread to one CPU. @return 0 or -errno */
-int numoe_pin_thread(uint32_t os_cpu);
-
 #ifdef __cplusplus
 }
 #endif

@@ -434,21 +434,3 @@ Test(topo_system, damaged_files_are_not_known)
     put("/sys/devices/system/node/node0/meminfo", "Node 0 MemTotal: lots\nNode 0 MemFree:");
     cr_assert(!topo_system_node(root, 0, &memory));
 }
-
-/* ---- pinning -------------------------------------------------------------------------------- */
-
-Test(topo_pin, an_allowed_cpu_yes_an_absent_one_no)
-{
-    cpu_set_t set;
-    uint32_t last = 0;
-
-    cr_assert_eq(sched_getaffinity(0, sizeof set, &set), 0);
-    for (uint32_t i = 0; i < CPU_SETSIZE; i++)
-        if (CPU_ISSET(i, &set))
-            last = i;
-    cr_assert_eq(numoe_pin_thread(last), 0);
-    cr_assert_eq(sched_getcpu(), (int)last);
-    cr_assert_eq(numoe_pin_thread(65535), -EINVAL);
-    cr_assert_eq(numoe_pin_thread(UINT32_MAX), -EINVAL);
-    cr_assert_eq(sched_getcpu(), (int)last);
-}
