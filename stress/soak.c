@@ -175,11 +175,23 @@ static int close_all(struct soak *soak)
     return rc;
 }
 
+/* Contexts may pin the thread that calls, for the time of the call. */
+static int check_cpus(struct soak *soak)
+{
+    cpu_set_t now[SOAK_CPU_SETS] = {0};
+
+    if (sched_getaffinity(0, sizeof now, now) < 0 || !memcmp(now, soak->cpus, sizeof now))
+        return 0;
+    return soak_fail(soak, SOAK_WRONG, "the calling thread may no longer run where it could");
+}
+
 static int teardown(struct soak *soak)
 {
     int rc = close_all(soak);
 
     soak_doing(soak, "comparing what is left after a teardown");
+    if (!rc)
+        rc = check_cpus(soak);
     return rc ? rc : soak_usage_check(soak);
 }
 
@@ -397,8 +409,11 @@ int numoe_soak_run(const struct numoe_soak_options *options, struct numoe_soak_r
     pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
     pthread_cond_init(&soak->watchdog_over, &clock);
     pthread_condattr_destroy(&clock);
+    if (sched_getaffinity(0, sizeof soak->cpus, soak->cpus) < 0)
+        rc = soak_fail(soak, -errno, "the calling thread's CPUs cannot be read");
     find_isas(soak);
-    rc = make_scratch(soak);
+    if (!rc)
+        rc = make_scratch(soak);
     if (!rc)
         rc = soak_watchdog_start(soak);
     if (!rc)

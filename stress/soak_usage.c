@@ -21,7 +21,7 @@
 #endif
 
 /* How long a thread that was joined, or a ring that was closed, may still be seen. */
-enum { SETTLE_MS = 5000, SETTLE_STEP_MS = 20 };
+enum { SETTLE_MS = 3000, SETTLE_STEP_MS = 20 };
 
 /* The C library keeps 40 MiB of the stacks of threads that ended, a pool's being 1 MiB: after so
  * many of them, it keeps nothing else. */

@@ -11,6 +11,7 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <sched.h>
 
 /* ---- random numbers ------------------------------------------------------------------------- */
 
@@ -36,7 +37,7 @@ uint16_t soak_to_bf16(float value);
 
 /* ---- the walk ------------------------------------------------------------------------------- */
 
-enum { SOAK_CONTEXTS = 3, SOAK_MODELS = 3, SOAK_ISAS = 8, SOAK_CALLERS = 4 };
+enum { SOAK_CONTEXTS = 3, SOAK_MODELS = 3, SOAK_ISAS = 8, SOAK_CALLERS = 4, SOAK_CPU_SETS = 8 };
 
 /* What a failed check returns: not a number that the library uses. */
 #define SOAK_WRONG (-EBADE)
@@ -47,10 +48,11 @@ struct soak {
     uint32_t context_count;
     const char *isas[SOAK_ISAS]; /* the best first */
     uint32_t isa_count;
-    char *scratch;    /* the walk's own folder */
-    uint64_t folders; /* made in it so far */
-    bool warming;     /* before the first step */
-    bool by_history;  /* the failure is of the walk as a whole, not of this cycle */
+    char *scratch;                 /* the walk's own folder */
+    uint64_t folders;              /* made in it so far */
+    bool warming;                  /* before the first step */
+    cpu_set_t cpus[SOAK_CPU_SETS]; /* where this thread may run, but for the time of a call */
+    bool by_history;               /* the failure is of the walk as a whole, not of this cycle */
 
     /* Shared with callers and the watchdog: written with lock held. */
     pthread_mutex_t lock;
