@@ -7,6 +7,7 @@
 
 #include "../support/experts.h"
 #include "fake_device.h"
+#include "gpu_model.h"
 
 enum { HIDDEN = 40, INTERMEDIATE = 64, SLICES = 2, EXPERTS = 4, LAYERS = 5, NODES = 2, TOP_K = 2 };
 enum { ABSENT_LAYER = 2, ABSENT_EXPERT = 1 };
@@ -278,6 +279,81 @@ Test(gpu_pipeline, results_are_right_under_any_delay, .timeout = 120)
 {
     for (uint64_t seed = 1; seed <= 60; seed++)
         run_seed(seed);
+}
+
+/* Layers queued one behind the other without ever waiting for a result, as numoe bench does: only
+ * the events keep copies, tables and computations apart. */
+static void run_ahead(uint64_t seed)
+{
+    enum { CALLS = 3 * LAYERS };
+    struct model *m = model_make(LAYERS, true);
+    struct fake *f = fake_make(seed);
+    struct numoe_gpu *gpu = wrap(f);
+    const struct numoe_gpu_source source = source_of(m);
+    const struct numoe_gpu_model_options options = {.slots = 2 + seed % 3,
+                                                    .ring_bytes = 16384,
+                                                    .no_pinning = seed % 2,
+                                                    .keep_free_bytes = 1 << 20};
+    struct numoe_gpu_model *model;
+    static struct batch b[CALLS];
+    uint8_t *memory[CALLS], *host;
+    const uint64_t part = 4096;
+
+    cr_assert_eq(numoe_gpu_model_create(gpu, &source, &options, &model, NULL), 0);
+    cr_assert_eq(fake_host_allocate(f, CALLS * 4 * part, (void **)&host), 0);
+    for (uint64_t i = 0; i < CALLS; i++) {
+        const uint64_t layer = i % LAYERS;
+        uint8_t *at = host + i * 4 * part;
+        struct numoe_cuda_ffn ffn = {0};
+        struct gpu_slot *slot;
+
+        batch_make(&b[i]);
+        b[i].call.add = false;
+        cr_assert_eq(fake_allocate(f, 5 * part, (void **)&memory[i]), 0);
+        memcpy(at, b[i].x, sizeof b[i].x);
+        memcpy(at + part, b[i].ids, sizeof b[i].ids);
+        memcpy(at + 2 * part, b[i].routing, sizeof b[i].routing);
+        fake_copy_in(f, model->stream.compute, memory[i], at, 3 * part);
+        cr_assert_eq(gpu_stream_acquire(&model->stream, layer, &slot, NULL), 0);
+        gpu_model_ffn(model, slot, &ffn);
+        ffn.tokens = (uint32_t)b[i].call.tokens;
+        ffn.top_k = TOP_K;
+        ffn.x = memory[i];
+        ffn.x_type = NUMOE_F32;
+        ffn.x_stride = HIDDEN;
+        ffn.ids = memory[i] + part;
+        ffn.routing = (const float *)(const void *)(memory[i] + 2 * part);
+        ffn.out = memory[i] + 3 * part;
+        ffn.out_type = NUMOE_F32;
+        ffn.out_stride = HIDDEN + GAP;
+        ffn.scale = 1.5f;
+        ffn.workspace = memory[i] + 4 * part;
+        fake_launch(f, model->stream.compute, &ffn);
+        cr_assert_eq(gpu_stream_release(&model->stream, slot, NULL), 0);
+        fake_copy_out(f, model->stream.compute, at + 3 * part, memory[i] + 3 * part, part);
+        cr_assert_eq(gpu_stream_prefetch(&model->stream, (layer + 1) % LAYERS, layer, NULL), 0);
+    }
+    cr_assert_eq(fake_stream_sync(f, model->stream.compute), 0);
+    for (uint64_t i = 0; i < CALLS; i++) {
+        const float *out = (const float *)(const void *)(host + i * 4 * part + 3 * part);
+        for (uint64_t t = 0; t < b[i].call.tokens; t++)
+            memcpy(b[i].out[t], out + t * (HIDDEN + GAP), HIDDEN * sizeof *out);
+        cr_expect(batch_right(m, i % LAYERS, &b[i], b[i].call.tokens), "seed %d, call %d",
+                  (int)seed, (int)i);
+        fake_release(f, memory[i]);
+    }
+    fake_host_release(f, host);
+    numoe_gpu_model_destroy(model);
+    expect_clean(f);
+    numoe_gpu_close(gpu);
+    fake_free(f);
+    model_free(m);
+}
+
+Test(gpu_pipeline, events_alone_keep_queued_layers_apart, .timeout = 120)
+{
+    for (uint64_t seed = 1; seed <= 60; seed++)
+        run_ahead(seed);
 }
 
 /* Every call that can fail fails once, in each way. */
