@@ -296,7 +296,7 @@ static void run_ahead(uint64_t seed)
                                                     .keep_free_bytes = 1 << 20};
     struct numoe_gpu_model *model;
     static struct batch b[CALLS];
-    uint8_t *memory[CALLS], *host;
+    uint8_t *memory[CALLS], *host = NULL;
     const uint64_t part = 4096;
 
     cr_assert_eq(numoe_gpu_model_create(gpu, &source, &options, &model, NULL), 0);
