@@ -32,6 +32,7 @@ struct fake_range {
 
 struct fake_event {
     uint64_t recorded, completed;
+    struct fake_event *next; /* of all that were ever made; freed with the device */
 };
 
 struct fake_op {
@@ -61,6 +62,7 @@ struct fake {
     uint64_t memory, taken; /* of the device */
     uint64_t pin_most, pinned;
     uint32_t events;
+    struct fake_event *all_events;
     uint64_t calls;   /* that can fail */
     uint64_t fail_at; /* the call that fails; UINT64_MAX */
     int fail_code;
@@ -392,8 +394,12 @@ static inline int fake_event_create(void *device, void **event)
     const int e = fake_call(device);
     if (e)
         return e;
-    *event = calloc(1, sizeof(struct fake_event));
-    ((struct fake *)device)->events++;
+    struct fake *f = device;
+    struct fake_event *made = calloc(1, sizeof *made);
+    made->next = f->all_events;
+    f->all_events = made;
+    f->events++;
+    *event = made;
     return 0;
 }
 
@@ -403,7 +409,7 @@ static inline int fake_event_destroy(void *device, void *event)
     if (e)
         return e;
     ((struct fake *)device)->events--;
-    free(event);
+    (void)event;
     return 0;
 }
 
@@ -526,6 +532,11 @@ static inline void fake_free(struct fake *f)
     for (uint32_t i = 0; i < f->range_count; i++)
         if (f->ranges[i].kind != FAKE_PINNED)
             free(f->ranges[i].address);
+    while (f->all_events) {
+        struct fake_event *next = f->all_events->next;
+        free(f->all_events);
+        f->all_events = next;
+    }
     free(f);
 }
 
