@@ -20,26 +20,26 @@ extern "C" {
 struct numoe_cuda_ffn {
     struct numoe_slice_shape shape;
     struct numoe_activation activation;
-    uint32_t slices;           /**< of an expert */
+    uint32_t slices; /**< of an expert */
     uint32_t experts;
-    const uint8_t *weights;    /**< 64-byte aligned */
-    const uint32_t *slice_at;  /**< [experts][slices]: where each slice begins, in 64-byte units
-                                    from weights; NUMOE_CUDA_ABSENT in [e][0]: no such expert */
-    const float *down_bias;    /**< [experts][32 * hidden_tiles] b2 in lane order, or NULL */
+    const uint8_t *weights;   /**< 64-byte aligned */
+    const uint32_t *slice_at; /**< [experts][slices]: where each slice begins, in 64-byte units
+                                   from weights; NUMOE_CUDA_ABSENT in [e][0]: no such expert */
+    const float *down_bias;   /**< [experts][32 * hidden_tiles] b2 in lane order, or NULL */
     uint32_t tokens, top_k;
-    const void *x;             /**< [tokens][x_stride] */
+    const void *x; /**< [tokens][x_stride] */
     enum numoe_type x_type;
-    uint64_t x_stride;         /**< elements, >= hidden */
-    const void *ids;           /**< [tokens][top_k] int32 or int64; negative, absent or >= experts:
-                                    skipped */
-    uint32_t id_bytes;         /**< 4 or 8 */
-    const float *routing;      /**< [tokens][top_k] */
-    void *out;                 /**< [tokens][out_stride] */
+    uint64_t x_stride;    /**< elements, >= hidden */
+    const void *ids;      /**< [tokens][top_k] int32 or int64; negative, absent or >= experts:
+                               skipped */
+    uint32_t id_bytes;    /**< 4 or 8 */
+    const float *routing; /**< [tokens][top_k] */
+    void *out;            /**< [tokens][out_stride] */
     enum numoe_type out_type;
-    uint64_t out_stride;       /**< elements, >= hidden */
+    uint64_t out_stride; /**< elements, >= hidden */
     bool add;
     float scale;
-    void *workspace;           /**< numoe_cuda_workspace_bytes(), 256-byte aligned */
+    void *workspace; /**< numoe_cuda_workspace_bytes(), 256-byte aligned */
 };
 
 #ifdef __cplusplus
