@@ -224,12 +224,12 @@ static int reserve(struct numoe_gpu_model *m, uint64_t device, uint64_t host,
 
     if (device > m->device_bytes) {
         if (m->device) {
-            uint8_t *old = m->device;
-            m->device = NULL;
-            m->device_bytes = 0;
-            rc = gpu_judge(gpu, ops->release(gpu->device, old), error, "freeing the workspace");
+            rc = gpu_judge(gpu, ops->release(gpu->device, m->device), error,
+                           "freeing the workspace");
             if (rc)
                 return rc;
+            m->device = NULL;
+            m->device_bytes = 0;
         }
         rc = gpu_judge(gpu, ops->allocate(gpu->device, device, (void **)&m->device), error,
                        "allocating %llu MiB of workspace", (unsigned long long)(device >> 20));
@@ -241,12 +241,11 @@ static int reserve(struct numoe_gpu_model *m, uint64_t device, uint64_t host,
     }
     if (host > m->host_bytes) {
         if (m->host) {
-            uint8_t *old = m->host;
-            m->host = NULL;
-            m->host_bytes = 0;
-            rc = gpu_judge(gpu, ops->host_release(gpu->device, old), error, "freeing staging");
+            rc = gpu_judge(gpu, ops->host_release(gpu->device, m->host), error, "freeing staging");
             if (rc)
                 return rc;
+            m->host = NULL;
+            m->host_bytes = 0;
         }
         rc = gpu_judge(gpu, ops->host_allocate(gpu->device, host, (void **)&m->host), error,
                        "allocating %llu MiB of pinned staging", (unsigned long long)(host >> 20));

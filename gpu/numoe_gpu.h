@@ -55,7 +55,7 @@ int numoe_gpu_mode(enum numoe_gpu_mode wish, enum numoe_gpu_mode *mode, struct n
 /** Whether a device is used, and why (not). */
 struct numoe_gpu_verdict {
     bool usable, forced; /**< forced: in spite of the reason */
-    char reason[448];    /**< one sentence */
+    char reason[512];    /**< one sentence */
     double rel_l2;       /**< what the self-test measured; negative: not run */
 };
 

@@ -47,7 +47,7 @@ struct numoe {
 
     struct numoe_gpu *gpu; /* NULL: the CPU computes, and gpu_note says why */
     bool gpu_stream;
-    char gpu_note[448];
+    char gpu_note[512];
     atomic_bool gpu_loss_said; /* that the CPU computes instead of a device that was lost */
     atomic_uint_fast64_t gpu_calls, gpu_tokens;
 };
@@ -77,7 +77,7 @@ struct numoe_model {
     double load_seconds;
 
     struct numoe_gpu_model *gpu; /* NULL: the CPU computes */
-    char gpu_note[448];
+    char gpu_note[512];
     atomic_uint *generation; /* [layers], with a GPU: changes with the layer's weights */
     int32_t *gpu_ids;        /* ids of a call as the GPU takes them; guarded by context.turn */
     uint64_t gpu_ids_room;

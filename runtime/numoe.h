@@ -204,7 +204,7 @@ struct numoe_model_info {
     double load_seconds;
     char io_path[64];          /**< how files were read: "io_uring O_DIRECT", ... */
     char gpu[96];              /**< the GPU that computes this model; "" for none */
-    char gpu_note[448];        /**< why it is used or not */
+    char gpu_note[512];        /**< why it is used or not */
     bool gpu_resident;         /**< its memory holds all layers; else they are copied in turn */
     uint32_t gpu_slots;        /**< layers that it holds at once */
     uint64_t gpu_bytes;        /**< of device memory taken */

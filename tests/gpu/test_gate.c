@@ -97,7 +97,7 @@ Test(gpu_gate, every_refusal_has_its_reason)
     static const char *const words[8] = {"not asked", "no GPU support", "no driver here",
                                          "no device", "no device 3",    "does not load",
                                          "self-test", "relative L2"};
-    char seen[8][448];
+    char seen[8][512];
 
     for (int i = 0; i < 8; i++)
         cases[i] = good(9, 0);

@@ -1,0 +1,543 @@
+/*
+ * fake_device.h - a device made of host memory, behind the table of gpu/gpu_ops.h.
+ *
+ * Work that is queued on a stream happens later: on any call, in an order that the streams and
+ * their events allow and a seed decides, and then with what memory holds by then. So a buffer that
+ * is filled again too early, a slot used before it has arrived or copied over while in use, shows
+ * as a wrong result. Copies must come from pinned memory and stay within live allocations.
+ *
+ * A chosen call can fail; a fatal error is then the answer of every later call, as with CUDA.
+ */
+#ifndef NUMOE_TESTS_FAKE_DEVICE_H
+#define NUMOE_TESTS_FAKE_DEVICE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "gpu_error.h"
+#include "gpu_internal.h"
+#include "gpu_ops.h"
+
+enum fake_kind { FAKE_DEVICE, FAKE_HOST, FAKE_PINNED };
+enum fake_what { FAKE_COPY_IN, FAKE_COPY_OUT, FAKE_LAUNCH, FAKE_RECORD, FAKE_WAIT };
+
+struct fake_range {
+    uint8_t *address;
+    uint64_t bytes;
+    enum fake_kind kind;
+};
+
+struct fake_event {
+    uint64_t recorded, completed;
+    struct fake_event *next; /* of all that were ever made; freed with the device */
+};
+
+struct fake_op {
+    enum fake_what what;
+    void *to;
+    const void *from;
+    uint64_t bytes;
+    struct fake_event *event;
+    uint64_t ticket;
+    struct numoe_cuda_ffn ffn;
+};
+
+enum { FAKE_STREAMS = 4, FAKE_OPS = 4096, FAKE_RANGES = 512 };
+
+struct fake_stream {
+    bool used;
+    struct fake_op ops[FAKE_OPS];
+    uint32_t head, tail;
+    uint32_t copies_in, copies_out, launches;
+};
+
+struct fake {
+    uint64_t random;
+    struct fake_stream streams[FAKE_STREAMS];
+    struct fake_range ranges[FAKE_RANGES];
+    uint32_t range_count;
+    uint64_t memory, taken; /* of the device */
+    uint64_t pin_most, pinned;
+    uint32_t events;
+    struct fake_event *all_events;
+    uint64_t calls;   /* that can fail */
+    uint64_t fail_at; /* the call that fails; UINT64_MAX */
+    int fail_code;
+    int sticky;         /* every call's answer from now on */
+    bool error_pending; /* a recoverable error was not cleared */
+    uint64_t speed;     /* of 256: how readily queued work happens */
+    uint32_t lost;      /* frees that were made to fail: what they were of stays */
+    uint32_t wrong;     /* rules broken */
+    char text[256];
+};
+
+static inline void fake_wrong(struct fake *f, const char *what)
+{
+    if (!f->wrong++)
+        snprintf(f->text, sizeof f->text, "%s", what);
+}
+
+static inline uint64_t fake_draw(struct fake *f)
+{
+    f->random = f->random * 6364136223846793005u + 1442695040888963407u;
+    return f->random >> 33;
+}
+
+static inline struct fake_range *fake_find(struct fake *f, const void *address, uint64_t bytes)
+{
+    const uint8_t *at = address;
+    for (uint32_t i = 0; i < f->range_count; i++)
+        if (at >= f->ranges[i].address && at + bytes <= f->ranges[i].address + f->ranges[i].bytes)
+            return &f->ranges[i];
+    return NULL;
+}
+
+static inline bool fake_is(struct fake *f, const void *address, uint64_t bytes, bool device)
+{
+    const struct fake_range *r = fake_find(f, address, bytes);
+    return r && (r->kind == FAKE_DEVICE) == device;
+}
+
+/* The mathematics, slowly. */
+static inline void fake_compute(struct fake *f, const struct numoe_cuda_ffn *c)
+{
+    const uint64_t hidden = c->shape.hidden, bytes = c->shape.bytes;
+    const uint64_t out_size = c->out_type == NUMOE_BF16 ? 2 : 4;
+    uint8_t *slices = aligned_alloc(64, c->slices * bytes);
+    double *y = malloc(hidden * sizeof *y);
+    float *x = malloc(hidden * sizeof *x);
+
+    if (!fake_is(f, c->x, 1, true) ||
+        !fake_is(f, c->slice_at, c->experts * c->slices * 4ull, true) ||
+        !fake_is(f, c->ids, (uint64_t)c->tokens * c->top_k * 4, true) ||
+        !fake_is(f, c->routing, (uint64_t)c->tokens * c->top_k * 4, true) ||
+        !fake_is(f, c->out, c->tokens * c->out_stride * out_size, true) ||
+        !fake_is(f, c->workspace, c->tokens, true)) {
+        fake_wrong(f, "a launch on memory that is not the device's");
+        goto out;
+    }
+    memset(c->workspace, 0xEE, c->tokens); /* it is ours to spoil */
+    for (uint32_t t = 0; t < c->tokens; t++) {
+        memset(y, 0, hidden * sizeof *y);
+        for (uint64_t k = 0; k < hidden; k++) {
+            if (c->x_type == NUMOE_F32) {
+                x[k] = ((const float *)c->x)[t * c->x_stride + k];
+            } else {
+                const uint32_t u = (uint32_t)((const uint16_t *)c->x)[t * c->x_stride + k] << 16;
+                memcpy(&x[k], &u, 4);
+            }
+        }
+        for (uint32_t j = 0; j < c->top_k; j++) {
+            const int32_t e = ((const int32_t *)c->ids)[t * c->top_k + j];
+            const uint32_t *at = c->slice_at + (e < 0 ? 0 : e) * (uint64_t)c->slices;
+            if (e < 0 || e >= (int32_t)c->experts || at[0] == NUMOE_CUDA_ABSENT)
+                continue;
+            for (uint32_t s = 0; s < c->slices; s++) {
+                const uint8_t *from = c->weights + at[s] * 64ull;
+                if (!fake_is(f, from, bytes, true)) {
+                    fake_wrong(f, "a slice outside of device memory");
+                    goto out;
+                }
+                memcpy(slices + s * bytes, from, bytes);
+            }
+            numoe_reference_slices(
+                &c->shape, &c->activation, slices, c->slices, x,
+                (double)c->routing[t * c->top_k + j],
+                c->down_bias ? c->down_bias + e * 32ull * c->shape.hidden_tiles : NULL, true, y);
+        }
+        for (uint64_t k = 0; k < hidden; k++) {
+            float *out = (float *)c->out + t * c->out_stride + k;
+            *out = (c->add ? *out : 0.0f) + (float)(y[k] * (double)c->scale);
+        }
+    }
+out:
+    free(slices);
+    free(y);
+    free(x);
+}
+
+/* Do the first thing of a stream if it can be done. */
+static inline bool fake_step(struct fake *f, struct fake_stream *s)
+{
+    struct fake_op *op = &s->ops[s->head % FAKE_OPS];
+
+    if (s->head == s->tail)
+        return false;
+    switch (op->what) {
+    case FAKE_WAIT:
+        if (op->event->completed < op->ticket)
+            return false;
+        break;
+    case FAKE_RECORD:
+        op->event->completed = op->ticket;
+        break;
+    case FAKE_COPY_IN:
+    case FAKE_COPY_OUT:
+        if (!fake_is(f, op->what == FAKE_COPY_IN ? op->to : op->from, op->bytes, true) ||
+            !fake_is(f, op->what == FAKE_COPY_IN ? op->from : op->to, op->bytes, false)) {
+            fake_wrong(f, "a copy between memory that is not there, not pinned, or over its end");
+            break;
+        }
+        memcpy(op->to, op->from, op->bytes);
+        break;
+    case FAKE_LAUNCH:
+        fake_compute(f, &op->ffn);
+        break;
+    }
+    s->head++;
+    return true;
+}
+
+static inline void fake_advance(struct fake *f)
+{
+    if (f->sticky)
+        return;
+    while (fake_draw(f) % 256 < f->speed)
+        fake_step(f, &f->streams[fake_draw(f) % FAKE_STREAMS]);
+}
+
+/* Enters a call; nonzero: its answer. */
+static inline int fake_call(struct fake *f)
+{
+    if (f->sticky)
+        return f->sticky;
+    if (f->error_pending)
+        fake_wrong(f, "a recoverable error was left behind");
+    fake_advance(f);
+    if (f->calls++ == f->fail_at) {
+        if (gpu_fault_of(f->fail_code) == GPU_FAULT_DEAD)
+            f->sticky = f->fail_code;
+        else
+            f->error_pending = true;
+        return f->fail_code;
+    }
+    return 0;
+}
+
+static inline int fake_refuse(struct fake *f, int code)
+{
+    f->error_pending = true;
+    return code;
+}
+
+static inline int fake_add_range(struct fake *f, void *address, uint64_t bytes, enum fake_kind kind)
+{
+    if (f->range_count == FAKE_RANGES)
+        abort();
+    f->ranges[f->range_count++] = (struct fake_range){address, bytes, kind};
+    return 0;
+}
+
+/* Frees happen at once, whatever is queued: callers must have waited. */
+static inline int fake_drop_range(struct fake *f, void *address, enum fake_kind kind)
+{
+    for (uint32_t i = 0; i < f->range_count; i++)
+        if (f->ranges[i].address == address && f->ranges[i].kind == kind) {
+            if (kind == FAKE_DEVICE)
+                f->taken -= f->ranges[i].bytes;
+            if (kind == FAKE_PINNED)
+                f->pinned -= f->ranges[i].bytes;
+            else
+                free(address);
+            f->ranges[i] = f->ranges[--f->range_count];
+            return 0;
+        }
+    fake_wrong(f, "memory was freed that is not there");
+    return fake_refuse(f, 1);
+}
+
+static inline int fake_enter(void *device)
+{
+    return fake_call(device);
+}
+
+static inline int fake_memory(void *device, uint64_t *free_bytes, uint64_t *total_bytes)
+{
+    struct fake *f = device;
+    const int e = fake_call(f);
+    *free_bytes = f->memory - f->taken;
+    *total_bytes = f->memory;
+    return e;
+}
+
+static inline int fake_allocate(void *device, uint64_t bytes, void **address)
+{
+    struct fake *f = device;
+    const int e = fake_call(f);
+    if (e)
+        return e;
+    if (bytes > f->memory - f->taken)
+        return fake_refuse(f, 2);
+    *address = aligned_alloc(256, (bytes + 255) / 256 * 256);
+    memset(*address, 0xDD, bytes);
+    f->taken += bytes;
+    return fake_add_range(f, *address, bytes, FAKE_DEVICE);
+}
+
+static inline int fake_release(void *device, void *address)
+{
+    const int e = fake_call(device);
+    ((struct fake *)device)->lost += e != 0;
+    return e ? e : fake_drop_range(device, address, FAKE_DEVICE);
+}
+
+static inline int fake_host_allocate(void *device, uint64_t bytes, void **address)
+{
+    const int e = fake_call(device);
+    if (e)
+        return e;
+    *address = aligned_alloc(256, (bytes + 255) / 256 * 256);
+    return fake_add_range(device, *address, bytes, FAKE_HOST);
+}
+
+static inline int fake_host_release(void *device, void *address)
+{
+    const int e = fake_call(device);
+    ((struct fake *)device)->lost += e != 0;
+    return e ? e : fake_drop_range(device, address, FAKE_HOST);
+}
+
+static inline int fake_pin(void *device, void *address, uint64_t bytes)
+{
+    struct fake *f = device;
+    const int e = fake_call(f);
+    if (e)
+        return e;
+    if (bytes > f->pin_most - f->pinned)
+        return fake_refuse(f, 2);
+    f->pinned += bytes;
+    return fake_add_range(f, address, bytes, FAKE_PINNED);
+}
+
+static inline int fake_unpin(void *device, void *address)
+{
+    const int e = fake_call(device);
+    ((struct fake *)device)->lost += e != 0;
+    return e ? e : fake_drop_range(device, address, FAKE_PINNED);
+}
+
+static inline int fake_stream_create(void *device, void **stream)
+{
+    struct fake *f = device;
+    const int e = fake_call(f);
+    if (e)
+        return e;
+    for (int i = 0; i < FAKE_STREAMS; i++)
+        if (!f->streams[i].used) {
+            memset(&f->streams[i], 0, sizeof f->streams[i]);
+            f->streams[i].used = true;
+            *stream = &f->streams[i];
+            return 0;
+        }
+    abort();
+}
+
+static inline int fake_stream_destroy(void *device, void *stream)
+{
+    struct fake_stream *s = stream;
+    const int e = fake_call(device);
+    if (e)
+        return e;
+    if (s->head != s->tail)
+        fake_wrong(device, "a stream was destroyed with work on it");
+    s->used = false;
+    return 0;
+}
+
+static inline int fake_push(struct fake *f, void *stream, struct fake_op op)
+{
+    struct fake_stream *s = stream;
+    if (s->tail - s->head == FAKE_OPS)
+        abort();
+    s->ops[s->tail++ % FAKE_OPS] = op;
+    fake_advance(f);
+    return 0;
+}
+
+/* All streams go on until `event` is complete or `stream` empty; stuck for good: a deadlock. */
+static inline int fake_drain(struct fake *f, struct fake_stream *stream, struct fake_event *event,
+                             uint64_t ticket)
+{
+    while (stream ? stream->head != stream->tail : event->completed < ticket) {
+        const uint32_t first = (uint32_t)fake_draw(f) % FAKE_STREAMS;
+        bool moved = false;
+        for (uint32_t i = 0; i < FAKE_STREAMS && !moved; i++)
+            moved = fake_step(f, &f->streams[(first + i) % FAKE_STREAMS]);
+        if (!moved) {
+            fake_wrong(f, "the streams wait for each other");
+            return f->sticky = 702;
+        }
+    }
+    return 0;
+}
+
+static inline int fake_stream_sync(void *device, void *stream)
+{
+    const int e = fake_call(device);
+    return e ? e : fake_drain(device, stream, NULL, 0);
+}
+
+static inline int fake_stream_wait(void *device, void *stream, void *event)
+{
+    struct fake_event *ev = event;
+    const int e = fake_call(device);
+    return e ? e
+             : fake_push(device, stream,
+                         (struct fake_op){.what = FAKE_WAIT, .event = ev, .ticket = ev->recorded});
+}
+
+static inline int fake_event_create(void *device, void **event)
+{
+    const int e = fake_call(device);
+    if (e)
+        return e;
+    struct fake *f = device;
+    struct fake_event *made = calloc(1, sizeof *made);
+    made->next = f->all_events;
+    f->all_events = made;
+    f->events++;
+    *event = made;
+    return 0;
+}
+
+static inline int fake_event_destroy(void *device, void *event)
+{
+    const int e = fake_call(device);
+    if (e)
+        return e;
+    ((struct fake *)device)->events--;
+    (void)event;
+    return 0;
+}
+
+static inline int fake_event_record(void *device, void *event, void *stream)
+{
+    struct fake_event *ev = event;
+    const int e = fake_call(device);
+    return e ? e
+             : fake_push(
+                   device, stream,
+                   (struct fake_op){.what = FAKE_RECORD, .event = ev, .ticket = ++ev->recorded});
+}
+
+static inline int fake_event_query(void *device, void *event, bool *done)
+{
+    struct fake_event *ev = event;
+    const int e = fake_call(device);
+    if (!e) /* a device gets on by itself while it is asked over and over */
+        fake_step(device, &((struct fake *)device)->streams[fake_draw(device) % FAKE_STREAMS]);
+    *done = !e && ev->completed >= ev->recorded;
+    return e;
+}
+
+static inline int fake_event_sync(void *device, void *event)
+{
+    struct fake_event *ev = event;
+    const int e = fake_call(device);
+    return e ? e : fake_drain(device, NULL, ev, ev->recorded);
+}
+
+static inline int fake_copy_in(void *device, void *stream, void *to, const void *from,
+                               uint64_t bytes)
+{
+    const int e = fake_call(device);
+    if (e)
+        return e;
+    ((struct fake_stream *)stream)->copies_in++;
+    return fake_push(
+        device, stream,
+        (struct fake_op){.what = FAKE_COPY_IN, .to = to, .from = from, .bytes = bytes});
+}
+
+static inline int fake_copy_out(void *device, void *stream, void *to, const void *from,
+                                uint64_t bytes)
+{
+    const int e = fake_call(device);
+    if (e)
+        return e;
+    ((struct fake_stream *)stream)->copies_out++;
+    return fake_push(
+        device, stream,
+        (struct fake_op){.what = FAKE_COPY_OUT, .to = to, .from = from, .bytes = bytes});
+}
+
+static inline uint64_t fake_workspace(void *device, const struct numoe_cuda_ffn *ffn)
+{
+    (void)device;
+    return 64ull * ffn->tokens * ffn->top_k;
+}
+
+static inline int fake_launch(void *device, void *stream, const struct numoe_cuda_ffn *ffn)
+{
+    const int e = fake_call(device);
+    if (e)
+        return e;
+    ((struct fake_stream *)stream)->launches++;
+    return fake_push(device, stream, (struct fake_op){.what = FAKE_LAUNCH, .ffn = *ffn});
+}
+
+static inline void fake_clear_error(void *device)
+{
+    ((struct fake *)device)->error_pending = false;
+}
+
+static inline const char *fake_text(int code)
+{
+    return code == 2 ? "out of memory" : code == 700 ? "an illegal memory access" : "an error";
+}
+
+static const struct gpu_ops fake_ops = {
+    .enter = fake_enter,
+    .memory = fake_memory,
+    .allocate = fake_allocate,
+    .release = fake_release,
+    .host_allocate = fake_host_allocate,
+    .host_release = fake_host_release,
+    .pin = fake_pin,
+    .unpin = fake_unpin,
+    .stream_create = fake_stream_create,
+    .stream_destroy = fake_stream_destroy,
+    .stream_sync = fake_stream_sync,
+    .stream_wait = fake_stream_wait,
+    .event_create = fake_event_create,
+    .event_destroy = fake_event_destroy,
+    .event_record = fake_event_record,
+    .event_query = fake_event_query,
+    .event_sync = fake_event_sync,
+    .copy_in = fake_copy_in,
+    .copy_out = fake_copy_out,
+    .workspace_bytes = fake_workspace,
+    .launch = fake_launch,
+    .clear_error = fake_clear_error,
+    .error_text = fake_text,
+};
+
+static inline struct fake *fake_make(uint64_t seed)
+{
+    struct fake *f = calloc(1, sizeof *f);
+    f->random = seed * 0x9E3779B97F4A7C15u + 1;
+    f->memory = 64 << 20;
+    f->pin_most = UINT64_MAX / 2;
+    f->fail_at = UINT64_MAX;
+    f->speed = (uint64_t[]){0, 40, 128, 200, 250}[seed % 5];
+    return f;
+}
+
+/* What is left must be nothing, unless the device died: then the driver keeps it. */
+static inline void fake_free(struct fake *f)
+{
+    for (uint32_t i = 0; i < f->range_count; i++)
+        if (f->ranges[i].kind != FAKE_PINNED)
+            free(f->ranges[i].address);
+    while (f->all_events) {
+        struct fake_event *next = f->all_events->next;
+        free(f->all_events);
+        f->all_events = next;
+    }
+    free(f);
+}
+
+#endif

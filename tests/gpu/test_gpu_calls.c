@@ -1,0 +1,318 @@
+/*
+ * numoe_forward with a fake GPU in the context: the same results and counts as on the CPU, and the
+ * CPU goes on when the device fails (case F5).
+ */
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <math.h>
+
+#include "../support/experts.h"
+#include "context.h"
+#include "fake_device.h"
+
+enum { HIDDEN = 40, INTERMEDIATE = 70, EXPERTS = 6, LAYERS = 3, TOP_K = 3, TOKENS = 9 };
+
+static int warnings;
+
+static void hear(void *user, enum numoe_log_level level, const char *message)
+{
+    (void)user;
+    (void)message;
+    warnings += level <= NUMOE_LOG_WARNING;
+}
+
+/* A context on a described machine of three nodes; with a fake device unless f is NULL. */
+static struct numoe *context_make(struct fake *f)
+{
+    struct numoe_options options = NUMOE_OPTIONS_INIT;
+    struct numoe_gpu_properties p = {.name = "Fake", .os_node = NUMOE_NONE};
+    struct numoe_error error = NUMOE_ERROR_INIT;
+    struct numoe *context;
+
+    unsetenv("NUMOE_GPU");
+    options.topology = "pack:3 [numa(memory=4GB)] core:1 pu:1";
+    options.threads = 2;
+    options.log.fn = hear;
+    cr_assert_eq(numoe_open(&options, &context, &error), 0, "%s", error.message);
+    if (f)
+        cr_assert_eq(gpu_wrap(&fake_ops, f, &p, &context->log, &context->gpu), 0);
+    return context;
+}
+
+static void load(struct numoe_model *model, uint64_t layer, uint64_t e, uint64_t seed)
+{
+    struct numoe_error error = NUMOE_ERROR_INIT;
+    struct test_expert from;
+    struct numoe_expert_weights w = {.size = sizeof w};
+
+    random_state = seed * 77 + layer * 1001 + e + 5;
+    test_expert_make(&from, HIDDEN, INTERMEDIATE, true);
+    w.gate = from.source.gate;
+    w.up = from.source.up;
+    w.down = from.source.down;
+    w.gate_bias = from.bias[0];
+    w.up_bias = from.bias[1];
+    w.bias_step = 1;
+    w.down_bias = from.bias[2];
+    cr_assert_eq(numoe_expert_load(model, layer, e, &w, &error), 0, "%s", error.message);
+    test_expert_free(&from);
+}
+
+static struct numoe_model *model_make(struct numoe *context)
+{
+    struct numoe_model_desc desc = NUMOE_MODEL_DESC_INIT;
+    struct numoe_error error = NUMOE_ERROR_INIT;
+    struct numoe_model *model;
+
+    desc.layers = LAYERS;
+    desc.experts = EXPERTS;
+    desc.experts_per_token = TOP_K;
+    desc.hidden = HIDDEN;
+    desc.intermediate = INTERMEDIATE;
+    desc.bias = true;
+    desc.activation = (struct numoe_activation){.kind = NUMOE_SILU};
+    desc.arithmetic = NUMOE_EXACT;
+    cr_assert_eq(numoe_model_create(context, &desc, &model, &error), 0, "%s", error.message);
+    for (uint64_t l = 0; l < LAYERS; l++)
+        for (uint64_t e = 0; e < EXPERTS; e++)
+            if (e != 4) /* missing */
+                load(model, l, e, 1);
+    return model;
+}
+
+struct call {
+    float x[TOKENS][HIDDEN], routing[TOKENS][TOP_K], out[TOKENS][HIDDEN];
+    int64_t ids[TOKENS][TOP_K];
+    uint8_t elsewhere[EXPERTS];
+    struct numoe_batch batch;
+    struct numoe_result result;
+};
+
+static void call_make(struct call *c, uint64_t seed)
+{
+    random_state = seed + 99;
+    *c = (struct call){.batch = NUMOE_BATCH_INIT, .result = NUMOE_RESULT_INIT};
+    for (int t = 0; t < TOKENS; t++) {
+        for (int k = 0; k < HIDDEN; k++) {
+            c->x[t][k] = round_to_bf16(random_normal());
+            c->out[t][k] = random_normal();
+        }
+        for (int j = 0; j < TOP_K; j++) {
+            c->ids[t][j] = (int64_t)(random_u64() >> 30) % (EXPERTS + 3) - 2;
+            c->routing[t][j] = (float)random_unit();
+        }
+    }
+    c->elsewhere[3] = 1;
+    c->batch.tokens = TOKENS;
+    c->batch.top_k = TOP_K;
+    c->batch.x = c->x;
+    c->batch.x_type = NUMOE_F32;
+    c->batch.ids = c->ids;
+    c->batch.id_bytes = 8;
+    c->batch.weights = &c->routing[0][0];
+    c->batch.out = c->out;
+    c->batch.out_type = NUMOE_F32;
+    c->batch.add = seed % 2;
+    c->batch.scale = 0.75f;
+    c->batch.elsewhere = seed % 3 ? c->elsewhere : NULL;
+}
+
+static double distance(const struct call *a, const struct call *b)
+{
+    double want[TOKENS * HIDDEN];
+
+    for (int i = 0; i < TOKENS * HIDDEN; i++)
+        want[i] = (double)(&b->out[0][0])[i];
+    return relative_l2(want, &a->out[0][0], TOKENS * HIDDEN);
+}
+
+static void expect_same_counts(const struct numoe_result *a, const struct numoe_result *b)
+{
+    cr_expect_eq(a->skipped, b->skipped);
+    cr_expect_eq(a->missing, b->missing);
+    cr_expect_eq(a->pairs, b->pairs);
+    cr_expect_eq(a->experts_hit, b->experts_hit);
+    cr_expect_eq(a->expert_bytes, b->expert_bytes);
+}
+
+Test(gpu_calls, results_and_counts_are_those_of_the_cpu, .timeout = 60)
+{
+    struct fake *f = fake_make(7);
+    struct numoe *here = context_make(f), *there = context_make(NULL);
+    struct numoe_model *gpu = model_make(here), *cpu = model_make(there);
+    struct numoe_model_info info = {.size = sizeof info};
+    struct numoe_stats stats = {.size = sizeof stats};
+
+    cr_assert_not_null(numoe_model_gpu(gpu));
+    cr_assert_null(numoe_model_gpu(cpu));
+    for (uint64_t i = 0; i < 24; i++) {
+        struct numoe_error error = NUMOE_ERROR_INIT;
+        struct call a, b;
+
+        if (i == 12) { /* replaced: the copy on the device is old */
+            load(gpu, 1, 2, 9);
+            load(cpu, 1, 2, 9);
+        }
+        call_make(&a, i);
+        call_make(&b, i);
+        cr_assert_eq(numoe_forward(gpu, i % LAYERS, &a.batch, &a.result, &error), 0, "%s",
+                     error.message);
+        cr_assert_eq(numoe_forward(cpu, i % LAYERS, &b.batch, &b.result, &error), 0);
+        cr_expect_lt(distance(&a, &b), 5e-3, "call %d: %.2e", (int)i, distance(&a, &b));
+        cr_expect_eq(a.result.gpu_tokens, TOKENS);
+        cr_expect_eq(b.result.gpu_tokens, 0);
+        expect_same_counts(&a.result, &b.result);
+    }
+    numoe_model_info(gpu, &info);
+    cr_expect_str_eq(info.gpu, "Fake");
+    cr_expect(info.gpu_resident);
+    numoe_model_info(cpu, &info);
+    cr_expect_str_eq(info.gpu, "");
+    numoe_stats_get(here, &stats);
+    cr_expect_eq(stats.gpu_calls, 24);
+    cr_expect_eq(stats.gpu_tokens, 24 * TOKENS);
+    numoe_model_destroy(gpu);
+    numoe_model_destroy(cpu);
+    cr_expect_eq(f->wrong, 0, "%s", f->text);
+    cr_expect_eq(f->range_count, 0);
+    numoe_close(here);
+    numoe_close(there);
+    fake_free(f);
+}
+
+Test(gpu_calls, submit_and_strict_ids)
+{
+    struct fake *f = fake_make(3);
+    struct numoe *context = context_make(f);
+    struct numoe_model *model = model_make(context);
+    struct numoe_error error = NUMOE_ERROR_INIT;
+    struct call a, b;
+    uint64_t ticket;
+
+    call_make(&a, 1);
+    call_make(&b, 1);
+    cr_assert_eq(numoe_submit(model, 0, &a.batch, &ticket, &error), 0, "%s", error.message);
+    cr_assert_eq(numoe_wait(model, ticket, &a.result), 0);
+    cr_assert_eq(numoe_forward(model, 0, &b.batch, &b.result, &error), 0);
+    cr_expect_arr_eq(a.out, b.out, sizeof a.out);
+    cr_expect_eq(a.result.gpu_tokens, TOKENS);
+    expect_same_counts(&a.result, &b.result);
+    call_make(&a, 1);
+    call_make(&b, 1);
+    a.batch.strict = true;
+    a.ids[2][1] = EXPERTS;
+    cr_expect_eq(numoe_forward(model, 0, &a.batch, &a.result, &error), -EINVAL);
+    cr_expect_arr_eq(a.out, b.out, sizeof a.out);
+    numoe_model_destroy(model);
+    numoe_close(context);
+    fake_free(f);
+}
+
+/* The device fails once, in one of the calls that a forward makes; then ten more forwards. */
+static void fail_in_calls(int code)
+{
+    struct numoe *there = context_make(NULL);
+    struct numoe_model *cpu = model_make(there);
+
+    for (uint64_t at = 0; at < 60; at += 3) {
+        struct fake *f = fake_make(at);
+        struct numoe *here = context_make(f);
+        struct numoe_model *gpu = model_make(here);
+        struct numoe_model_info info = {.size = sizeof info};
+        uint64_t on_gpu = 0;
+
+        warnings = 0;
+        f->fail_at = f->calls + at;
+        f->fail_code = code;
+        for (uint64_t i = 0; i < 11; i++) {
+            struct numoe_error error = NUMOE_ERROR_INIT;
+            struct call a, b;
+
+            call_make(&a, i);
+            call_make(&b, i);
+            cr_assert_eq(numoe_forward(gpu, i % LAYERS, &a.batch, &a.result, &error), 0);
+            cr_assert_eq(numoe_forward(cpu, i % LAYERS, &b.batch, &b.result, &error), 0);
+            cr_expect_lt(distance(&a, &b), 5e-3, "code %d at %d, call %d", code, (int)at, (int)i);
+            expect_same_counts(&a.result, &b.result);
+            if (a.result.gpu_tokens == 0) /* the very bits of the CPU */
+                cr_expect_arr_eq(a.out, b.out, sizeof a.out);
+            on_gpu += a.result.gpu_tokens != 0;
+        }
+        cr_expect_geq(on_gpu, f->sticky ? 0 : 10, "%d calls on the GPU", (int)on_gpu);
+        if (f->sticky) {
+            cr_expect_lt(on_gpu, 11);
+            cr_expect_geq(warnings, 2); /* the loss, and that the CPU goes on */
+            cr_expect_leq(warnings, 3);
+            numoe_model_info(gpu, &info);
+            cr_expect_str_eq(info.gpu, "");
+            cr_expect(strstr(info.gpu_note, "lost"), "%s", info.gpu_note);
+        }
+        f->fail_at = UINT64_MAX;
+        numoe_model_destroy(gpu);
+        cr_expect_eq(f->wrong, 0, "%s", f->text);
+        numoe_close(here);
+        fake_free(f);
+    }
+    numoe_model_destroy(cpu);
+    numoe_close(there);
+}
+
+Test(gpu_calls, the_cpu_goes_on_after_out_of_memory, .timeout = 120)
+{
+    fail_in_calls(2);
+}
+
+Test(gpu_calls, the_cpu_goes_on_after_an_illegal_access, .timeout = 120)
+{
+    fail_in_calls(700);
+}
+
+Test(gpu_calls, the_cpu_goes_on_after_a_launch_failure, .timeout = 120)
+{
+    fail_in_calls(719);
+}
+
+/* Too small a device: the model is the CPU's, and says so. */
+Test(gpu_calls, a_small_device_leaves_the_model_to_the_cpu)
+{
+    struct fake *f = fake_make(1);
+    struct numoe *context = context_make(f);
+    struct numoe_model_info info = {.size = sizeof info};
+    struct numoe_model *model;
+    struct call a;
+
+    f->memory = 65536;
+    warnings = 0;
+    model = model_make(context);
+    cr_expect_null(numoe_model_gpu(model));
+    cr_expect_geq(warnings, 1);
+    numoe_model_info(model, &info);
+    cr_expect(strstr(info.gpu_note, "do not fit"), "%s", info.gpu_note);
+    call_make(&a, 1);
+    cr_expect_eq(numoe_forward(model, 0, &a.batch, &a.result, NULL), 0);
+    cr_expect_eq(a.result.gpu_tokens, 0);
+    numoe_model_destroy(model);
+    numoe_close(context);
+    fake_free(f);
+}
+
+Test(gpu_calls, without_a_device_the_reason_is_kept)
+{
+    struct numoe_options options = NUMOE_OPTIONS_INIT;
+    struct numoe_error error = NUMOE_ERROR_INIT;
+    struct numoe *context;
+
+    if (numoe_gpu_count(NULL) > 0)
+        cr_skip_test("there is a device");
+    unsetenv("NUMOE_GPU");
+    options.gpu = NUMOE_GPU_ON;
+    options.log.fn = hear;
+    warnings = 0;
+    cr_assert_eq(numoe_open(&options, &context, &error), 0, "%s", error.message);
+    cr_expect_eq(warnings, 1);
+    cr_expect_gt(strlen(context->gpu_note), 10);
+    numoe_close(context);
+    setenv("NUMOE_GPU", "perhaps", 1);
+    cr_expect_eq(numoe_open(&options, &context, &error), -EINVAL);
+    cr_expect(strstr(error.message, "perhaps"));
+}
