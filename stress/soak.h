@@ -87,7 +87,7 @@ struct numoe_soak_report {
     struct numoe_soak_usage baseline, now; /* after the warm-up; after the last teardown */
     bool failed;                           /* the walk found something wrong: */
     uint64_t failed_step;                  /* in this step, from 1; 0: before the first */
-    char failure[768];                     /* what */
+    char failure[832];                     /* what */
     char reproduce[1024];                  /* a command that does it again */
 };
 

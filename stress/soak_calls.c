@@ -306,8 +306,10 @@ int soak_step_callers(struct soak *soak, struct soak_random *random)
 {
     const uint32_t count = (uint32_t)soak_between(random, 2, SOAK_CALLERS);
     struct caller *callers = calloc(count, sizeof *callers);
-    int rc = callers ? 0 : soak_fail(soak, -ENOMEM, "no memory for callers");
+    int rc = 0;
 
+    if (!callers)
+        return soak_fail(soak, -ENOMEM, "no memory for callers");
     for (uint32_t c = 0; c < count && !rc; c++)
         rc = prepare_caller(soak, random, &callers[c]);
     soak_doing(soak, "%" PRIu32 " callers at once", count);
@@ -323,7 +325,7 @@ int soak_step_callers(struct soak *soak, struct soak_random *random)
                 rc = repeat(soak, b, b->model->context, b->model->model,
                             "among other callers and alone");
         }
-    for (uint32_t c = 0; callers && c < count; c++)
+    for (uint32_t c = 0; c < count; c++)
         for (uint32_t i = 0; i < callers[c].batch_count; i++)
             soak_batch_free(&callers[c].batches[i]);
     free(callers);

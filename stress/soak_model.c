@@ -218,13 +218,16 @@ int soak_folder_make(struct soak *soak, struct soak_random *random, char **out)
     options.intermediate = 32 * soak_between(random, 1, 10);
     options.seed = soak_next(random);
     options.shard_bytes = soak_between(random, 20000, 1000000);
-    if (asprintf(&folder, "%s/%" PRIu64, soak->scratch, ++soak->folders) < 0)
-        return soak_fail(soak, -ENOMEM, "no memory for a name");
+    if (asprintf(&folder, "%s/%" PRIu64, soak->scratch, ++soak->folders) < 0) {
+        soak_fail(soak, -ENOMEM, "no memory for a name");
+        return -ENOMEM;
+    }
     soak_doing(soak, "writing a checkpoint like %s", options.model);
     rc = numoe_synth_write(folder, &options, &error);
     if (rc) {
         soak_folder_drop(folder);
-        return soak_fail_call(soak, "numoe_synth_write", rc, &error);
+        soak_fail_call(soak, "numoe_synth_write", rc, &error);
+        return rc;
     }
     *out = folder;
     return 0;
@@ -284,12 +287,16 @@ static int read_experts(struct soak *soak, const char *folder, struct soak_conte
     struct soak_model *model;
     int rc = numoe_checkpoint_open(folder, NULL, &checkpoint, &error);
 
-    if (rc)
-        return soak_fail_call(soak, "numoe_checkpoint_open", rc, &error);
+    if (rc) {
+        soak_fail_call(soak, "numoe_checkpoint_open", rc, &error);
+        return rc;
+    }
     desc = numoe_checkpoint_desc(checkpoint);
     model = model_new(context, desc);
-    if (!model)
-        rc = soak_fail(soak, -ENOMEM, "no memory for a model");
+    if (!model) {
+        rc = -ENOMEM;
+        soak_fail(soak, rc, "no memory for a model");
+    }
     for (uint64_t q = 0; !rc && q < expert_count(desc); q++)
         rc =
             read_expert(soak, checkpoint, q / desc->experts, q % desc->experts, &model->experts[q]);
@@ -471,8 +478,12 @@ int soak_model_inspect(struct soak *soak, struct soak_random *random,
     double *stored = calloc(3 * H, sizeof *stored);
     float *x = malloc(H * sizeof *x);
     uint64_t next = 0;
-    int rc = stored && x ? 0 : soak_fail(soak, -ENOMEM, "no memory for an inspection");
+    int rc = 0;
 
+    if (!stored || !x) {
+        rc = -ENOMEM;
+        soak_fail(soak, rc, "no memory for an inspection");
+    }
     for (uint64_t i = 0; i < H && !rc; i++)
         x[i] = soak_normal(random);
     for (uint32_t n = 0; n < nodes && !rc; n++) {

@@ -26,10 +26,11 @@ struct pool_job {
 /* What an item is: a number of its own, then of what others left in the phase before. */
 static uint64_t value_of(const struct pool_job *job, unsigned phase, uint32_t item)
 {
+    const uint32_t before = phase ? job->items[phase - 1] : 0;
     uint64_t value = soak_mix(job->salt, (uint64_t)phase << 32 | item);
 
-    for (uint32_t i = 0; phase && i < 3; i++)
-        value += job->values[phase - 1][(item * 7 + i * 1031) % job->items[phase - 1]];
+    for (uint32_t i = 0; before && i < 3; i++)
+        value += job->values[phase - 1][(item * 7 + i * 1031) % before];
     return value;
 }
 
@@ -96,7 +97,8 @@ static int job_make(struct soak *soak, struct soak_random *random, uint32_t work
     return 0;
 fail:
     job_free(job);
-    return soak_fail(soak, -ENOMEM, "no memory for a job");
+    soak_fail(soak, -ENOMEM, "no memory for a job");
+    return -ENOMEM;
 }
 
 static int job_check(struct soak *soak, const struct pool_job *job)

@@ -301,13 +301,14 @@ static void leak(void *user, enum numoe_soak_kind kind)
     if (kind == NUMOE_SOAK_TEARDOWN)
         return;
     if (!strcmp(what, "descriptors")) {
-        open("/dev/null", O_RDONLY);
+        (void)open("/dev/null", O_RDONLY);
     } else if (!strcmp(what, "threads")) {
         pthread_create(&thread, NULL, sleep_on, NULL);
     } else if (!strcmp(what, "mappings")) {
         /* each of other rights than its neighbour, so that they are not joined */
         static int rights;
-        mmap(NULL, 4096, rights++ % 2 ? PROT_READ : PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        (void)mmap(NULL, 4096, rights++ % 2 ? PROT_READ : PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS,
+                   -1, 0);
     } else {
         uint8_t *bytes =
             mmap(NULL, 1 << 19, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
