@@ -44,6 +44,8 @@ function(numoe_add_cuda)
   add_library(numoe_cuda OBJECT ${sources})
   target_include_directories(numoe_cuda PRIVATE ${NUMOE_BASE_INCLUDE} kernels kernels/cuda)
   # nvcc's launch stubs keep a function's address in a static: racing threads write the same.
-  target_compile_options(numoe_cuda PRIVATE -lineinfo
+  # Line numbers are for profilers, which the full build with all its images does not carry along.
+  target_compile_options(numoe_cuda PRIVATE $<$<NOT:$<BOOL:${NUMOE_CUDA_FULL}>>:-lineinfo>
+    $<$<VERSION_GREATER_EQUAL:${CUDAToolkit_VERSION},12.8>:--compress-mode=size>
     -Xcompiler=-fno-exceptions,-fno-rtti,-fno-threadsafe-statics,-Wall,-Wextra,-Wno-unused-parameter)
 endfunction()

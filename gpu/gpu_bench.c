@@ -215,14 +215,14 @@ static int ascending(const void *a, const void *b)
 int numoe_gpu_bench_layers(struct numoe_gpu_model *m, struct numoe_gpu_bench *b,
                            struct numoe_gpu_bench_stream *result, struct numoe_error *error)
 {
-    double *ms = calloc((uint64_t)3 * b->repeat + 3, sizeof *ms);
     const uint32_t repeat = b->repeat ? b->repeat : 1;
+    double *ms = calloc((uint64_t)3 * repeat, sizeof *ms);
     struct inputs in = {0};
     uint64_t before = 0;
     int rc = gpu_enter(m->gpu, error);
 
     if (!ms)
-        rc = numoe_error_set(error, -ENOMEM, "bench", "out of memory");
+        return numoe_error_set(error, -ENOMEM, "bench", "out of memory");
     if (rc)
         goto out;
     rc = inputs_make(m, b, &in, error);

@@ -200,6 +200,7 @@ static int examine(struct gpu_evidence *e, const struct numoe_gpu_properties *p,
             e->test_failure = test.message;
         gpu_gate_decide(e, v);
     }
+    e->load_text = e->test_failure = NULL; /* they end here, and have been judged */
     /* a device that the test has killed is of no use even if forced */
     if (v->usable && atomic_load_explicit(&gpu->dead, memory_order_relaxed)) {
         v->usable = v->forced = false;

@@ -99,7 +99,8 @@ void gpu_gate_decide(const struct gpu_evidence *e, struct numoe_gpu_verdict *v)
     }
     if (e->known >= GPU_STEP_THERE)
         decide_there(e, v);
-    for (int step = GPU_STEP_LOADED; v->usable && !v->forced && step <= (int)e->known; step++) {
+    for (int step = GPU_STEP_LOADED;
+         v->usable && !v->forced && step <= (int)e->known && step <= GPU_STEP_TESTED; step++) {
         steps[step - GPU_STEP_LOADED](e, v);
         if (!v->usable && e->mode == NUMOE_GPU_FORCE)
             v->usable = v->forced = true; /* the reason stays to be shown */

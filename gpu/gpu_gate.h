@@ -25,13 +25,12 @@ enum gpu_step {
 struct gpu_evidence {
     enum gpu_step known; /* the last step whose fields are filled */
     enum numoe_gpu_mode mode;
-    bool built;
+    bool built, loaded; /* with CUDA; code for the device */
     const char *absent; /* THERE: why there is no driver or no device; NULL: there is */
     uint32_t devices, index;
     const char *name;
     int major, minor;
-    const char *images; /* what the build holds: "90-real,80-virtual" */
-    bool loaded;
+    const char *images;       /* what the build holds: "90-real,80-virtual" */
     const char *load_text;    /* if not: what the driver said */
     uint64_t shared_bytes;    /* what a block may have ... */
     uint64_t shared_need;     /* ... and what the largest configuration takes */

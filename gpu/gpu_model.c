@@ -255,7 +255,7 @@ static int reserve(struct numoe_gpu_model *m, uint64_t device, uint64_t host,
         }
         m->host_bytes = host;
     }
-    return 0;
+    return m->device && m->host ? 0 : -ENOMEM;
 }
 
 /* How many tokens the next pass takes, with room for them. Out of memory means fewer tokens, then
@@ -274,9 +274,11 @@ static int plan_pass(struct numoe_gpu_model *m, const struct numoe_gpu_call *cal
 
         describe(m, call, n, &ffn);
         work = gpu->ops->workspace_bytes(gpu->device, &ffn);
-        if (!work && n == 1)
-            return numoe_error_set(error, -EINVAL, "tokens", "a token of %u entries is too large",
-                                   ffn.top_k);
+        if (!work && n == 1) {
+            numoe_error_set(error, -EINVAL, "tokens", "a token of %u entries is too large",
+                            ffn.top_k);
+            return -EINVAL;
+        }
         const struct gpu_parts device = lay_out(&ffn, work), host = lay_out(&ffn, 0);
         if (n > 1 &&
             (!work || device.bytes > m->keep_free_bytes / 4 * 3 || host.bytes > HOST_BYTES_MOST)) {
@@ -460,7 +462,7 @@ int numoe_gpu_forward(struct numoe_gpu_model *m, uint64_t layer, const struct nu
         rc = numoe_error_set(error, -EINVAL, "layer", "%llu of %llu", (unsigned long long)layer,
                              (unsigned long long)m->source.layers);
     while (!rc && *done < call->tokens) {
-        uint64_t tokens;
+        uint64_t tokens = 0;
         rc = plan_pass(m, call, call->tokens - *done, &tokens, error);
         if (!rc)
             rc = run_pass(m, layer, call, *done, tokens, error);

@@ -148,7 +148,8 @@ int gpu_stream_init(struct gpu_stream *s, struct numoe_gpu *gpu,
     s->slots = calloc(slots, sizeof *s->slots);
     s->region_at = calloc(source->region_count, sizeof *s->region_at);
     if (!s->slots || !s->region_at) {
-        rc = numoe_error_set(error, -ENOMEM, "slots", "out of memory");
+        numoe_error_set(error, -ENOMEM, "slots", "out of memory");
+        rc = -ENOMEM;
         goto fail;
     }
     rc = gpu_judge(gpu, ops->stream_create(gpu->device, &s->copies), error, "making a stream");
@@ -187,7 +188,7 @@ void gpu_stream_fini(struct gpu_stream *s)
     if (s->compute)
         gpu_judge(gpu, gpu->ops->stream_sync(gpu->device, s->compute), NULL,
                   "the last computation");
-    for (uint32_t i = 0; i < s->slot_count; i++)
+    for (uint32_t i = 0; s->slots && i < s->slot_count; i++)
         slot_fini(s, &s->slots[i]);
     if (s->compute)
         gpu_judge(gpu, gpu->ops->stream_destroy(gpu->device, s->compute), NULL, "freeing a stream");

@@ -23,33 +23,29 @@ struct numoe {
     struct numoe_machine *machine;
     struct numoe_plan *plan; /* workers and nodes, without a model */
     struct numoe_pool *pool;
+    struct numoe_gpu *gpu; /* NULL: the CPU computes, and gpu_note says why */
     struct numoe_log log;
+    char gpu_note[512];
     char isa[16];
     bool described; /* the plan is of another machine: no binding, no pinning */
     bool strict_memory;
+    bool gpu_stream;
+    atomic_bool gpu_loss_said; /* that the CPU computes instead of a device that was lost */
     uint64_t keep_free_bytes;
-    uint32_t worker_request;
-    uint32_t *nodes, node_count; /* requested OS indices */
-    uint32_t *cpus, cpu_count;
+    uint32_t *nodes, *cpus; /* requested OS indices */
+    uint32_t node_count, cpu_count, worker_request;
 
     pthread_mutex_t turn;
     struct numoe_schedule schedule; /* the call that runs or is pending */
-    bool pending;
+    bool pending, finished; /* finished: pending and done */
     uint64_t pending_ticket, pool_ticket;
     struct numoe_model *pending_model;
     uint64_t pending_since;
-    bool finished; /* pending and done */
     struct numoe_result pending_result;
     uint64_t next_ticket;
 
     atomic_uint_fast64_t calls, tokens, pairs, skipped, missing, expert_bytes, nanoseconds;
-    atomic_uint_fast64_t workspace_bytes;
-
-    struct numoe_gpu *gpu; /* NULL: the CPU computes, and gpu_note says why */
-    bool gpu_stream;
-    char gpu_note[512];
-    atomic_bool gpu_loss_said; /* that the CPU computes instead of a device that was lost */
-    atomic_uint_fast64_t gpu_calls, gpu_tokens;
+    atomic_uint_fast64_t workspace_bytes, gpu_calls, gpu_tokens;
 };
 
 struct model_node {

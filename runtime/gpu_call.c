@@ -45,12 +45,10 @@ static void rewrite(const struct numoe_model *model, uint64_t layer,
 
     for (uint64_t i = 0; i < batch->tokens * batch->top_k; i++) {
         const int64_t id = batch_id(batch, i);
-        if (id < 0)
+        if (id < 0 || (batch->elsewhere && (uint64_t)id < experts && batch->elsewhere[id]))
             ids[i] = ENTRY_ELSEWHERE;
         else if ((uint64_t)id >= experts)
             ids[i] = ENTRY_SKIPPED;
-        else if (batch->elsewhere && batch->elsewhere[id])
-            ids[i] = ENTRY_ELSEWHERE;
         else if (!(state[id] & EXPERT_PRESENT))
             ids[i] = ENTRY_MISSING;
         else

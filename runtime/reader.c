@@ -495,6 +495,7 @@ int numoe_reader_create(const struct numoe_reader_options *options,
     r = calloc(1, sizeof *r);
     if (!r)
         goto no_memory;
+    r->error = (struct numoe_error)NUMOE_ERROR_INIT;
     r->depth = options->queue_depth;
     r->block_bytes = options->block_bytes;
     if (options->log)

@@ -161,11 +161,7 @@ int topo_source_try(const struct topo_source *source, struct numoe_error *error)
     if (!answered)
         return numoe_error_set(error, -EINVAL, source->name,
                                "damaged topology: hwloc crashes or does not come to an end on it");
-    if (answer.rc && error) {
-        size_t size = error->size;
-
-        *error = answer.error;
-        error->size = size;
-    }
+    if (answer.rc)
+        numoe_error_set(error, answer.rc, answer.error.where, "%s", answer.error.message);
     return answer.rc;
 }

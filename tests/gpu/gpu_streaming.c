@@ -223,8 +223,8 @@ static bool replaced(struct world *w)
 static bool as_on_cpu(struct world *w)
 {
     static struct world cpu;
-    float *a = malloc(50 * w->hidden * sizeof *a), *b = malloc(50 * w->hidden * sizeof *b);
-    double *want = malloc(50 * w->hidden * sizeof *want);
+    float *a = calloc(50 * w->hidden, sizeof *a), *b = calloc(50 * w->hidden, sizeof *b);
+    double *want = calloc(50 * w->hidden, sizeof *want);
     bool ok = on_gpu(w) &&
               world_make(&cpu, NUMOE_GPU_OFF, false, false, w->experts[0][0].bias[0] != NULL);
 

@@ -115,7 +115,7 @@ Test(gpu_gate, every_refusal_has_its_reason)
         gpu_gate_decide(&cases[i], &v);
         cr_expect_not(v.usable, "case %d", i);
         cr_expect(strstr(v.reason, words[i]), "case %d: %s", i, v.reason);
-        strcpy(seen[i], v.reason);
+        snprintf(seen[i], sizeof seen[i], "%s", v.reason);
         for (int j = 0; j < i; j++)
             cr_expect_str_neq(seen[j], v.reason);
         if (i == 0)

@@ -177,6 +177,11 @@ static void batch_make(struct batch *b)
                                       .scale = 1.5f};
 }
 
+static bool same_bits(const void *a, const void *b, size_t bytes)
+{
+    return memcmp(a, b, bytes) == 0;
+}
+
 /* Outputs of tokens below done, and that the rest is as before. */
 static bool batch_right(const struct model *m, uint64_t layer, const struct batch *b, uint64_t done)
 {
@@ -185,10 +190,10 @@ static bool batch_right(const struct model *m, uint64_t layer, const struct batc
 
     for (uint64_t t = 0; t < TOKENS_MOST; t++) {
         double want[HIDDEN] = {0};
-        if (memcmp(&b->out[t][HIDDEN], &b->before[t][HIDDEN], GAP * sizeof(float)) != 0)
+        if (!same_bits(&b->out[t][HIDDEN], &b->before[t][HIDDEN], GAP * sizeof(float)))
             return false;
         if (t >= done) {
-            if (memcmp(b->out[t], b->before[t], sizeof b->out[t]) != 0)
+            if (!same_bits(b->out[t], b->before[t], sizeof b->out[t]))
                 return false;
             continue;
         }
