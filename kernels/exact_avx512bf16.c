@@ -18,7 +18,7 @@
 
 enum {
     FEW_TOKENS = 4,
-    FEW_AHEAD = 2176,
+    FEW_AHEAD = 4352,
     MANY_TOKENS = 96,
     MANY_ROWS = 2,
     MANY_CHUNK = 4,
