@@ -189,7 +189,8 @@ int numoe_bench_create(struct numoe *context, const char *isa, struct numoe_benc
     buffer = mmap(NULL, bench->buffer_bytes + HUGE_PAGE, PROT_READ | PROT_WRITE,
                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (buffer == MAP_FAILED) {
-        rc = numoe_error_set(error, -ENOMEM, "bench", "no room for %" PRIu64 " MiB to read",
+        rc = numoe_error_set(error, -ENOMEM, "read bandwidth",
+                             "no room for the %" PRIu64 " MiB that measuring it reads",
                              bench->buffer_bytes >> 20);
         goto free_work;
     }

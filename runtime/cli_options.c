@@ -218,15 +218,18 @@ static int parse_isas(const char *text, bool several, struct cli_values *values,
     values->isa_text = strdup(text);
     if (!values->isa_text)
         return numoe_error_set(error, -ENOMEM, NULL, "out of memory");
+    if (!*text || *text == ',' || text[strlen(text) - 1] == ',' || strstr(text, ",,"))
+        return numoe_error_set(error, -EINVAL, NULL, "\"%s\": a name is missing", text);
     for (char *name = strtok_r(values->isa_text, ",", &save); name;
          name = strtok_r(NULL, ",", &save)) {
+        for (uint32_t i = 0; i < values->isa_count; i++)
+            if (!strcmp(values->isas[i], name))
+                return numoe_error_set(error, -EINVAL, NULL, "\"%s\" names %s twice", text, name);
         if (values->isa_count == (several ? CLI_MAX_ISAS : 1))
             return numoe_error_set(error, -EINVAL, NULL, "\"%s\" names more than %d", text,
                                    several ? CLI_MAX_ISAS : 1);
         values->isas[values->isa_count++] = name;
     }
-    if (!values->isa_count)
-        return numoe_error_set(error, -EINVAL, NULL, "a name is missing");
     return 0;
 }
 
@@ -298,6 +301,9 @@ static int set_option(enum cli_option option, const char *text, struct cli_value
         }
         return rc;
     case CLI_TOPOLOGY:
+        /* an empty variable of a script must not quietly mean this machine */
+        if (!*text)
+            return numoe_error_set(error, -EINVAL, NULL, "is empty; \"live\" is this machine");
         values->topology = text;
         return 0;
     case CLI_WORKERS:
