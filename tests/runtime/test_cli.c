@@ -199,6 +199,10 @@ Test(cli_usage, bad_values_are_refused_with_the_option_named, .timeout = 120)
         {"bench", "--arithmetic", "fast,fast"},
         {"bench", "--tokens", "1,x"},
         {"bench", "--repeat", "0"},
+        {"bench", "--isa", "avx2,,avx512"},
+        {"bench", "--isa", "avx2,"},
+        {"bench", "--isa", "ref,ref"},
+        {"topo", "--topology", ""},
     };
 
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
