@@ -37,7 +37,7 @@ struct numoe {
 
     pthread_mutex_t turn;
     struct numoe_schedule schedule; /* the call that runs or is pending */
-    bool pending, finished; /* finished: pending and done */
+    bool pending, finished;         /* finished: pending and done */
     uint64_t pending_ticket, pool_ticket;
     struct numoe_model *pending_model;
     uint64_t pending_since;
