@@ -85,10 +85,9 @@ static int prepare(struct numoe *context, uint64_t begin, uint64_t most, struct 
 
 /*
  * Turn held. Run every pass but, when last is given, the last one, whose job is left there; a job
- * without phases says that there is nothing left to run.
- * With several passes all are laid out once before the first runs, so that memory that cannot
- * grow is found before anything is written. With a GPU, what
- * it does not get done is left to the workers.
+ * without phases says that there is nothing left to run. With several passes all are laid out (and
+ * counted) once before the first runs, so that memory that cannot grow is found before the CPU
+ * writes anything. With a GPU, what it does not get done is left to the workers.
  */
 static int run_passes(struct numoe *context, struct numoe_model *model, uint64_t layer,
                       const struct numoe_batch *batch, struct numoe_pool_job *last,
@@ -97,23 +96,23 @@ static int run_passes(struct numoe *context, struct numoe_model *model, uint64_t
     struct numoe_schedule *s = &context->schedule;
     const uint64_t most = numoe_schedule_pass(model, batch);
     struct numoe_pool_job job;
+    struct numoe_result total = NUMOE_RESULT_INIT;
+    bool laid_out = false;
     uint64_t first;
 
-    s->model = model;
-    s->layer = layer;
-    s->batch = *batch;
-    s->result = (struct numoe_result)NUMOE_RESULT_INIT;
+    if (numoe_schedule_begin(s, model, layer, batch))
+        return numoe_error_set(error, -ENOMEM, "workspace", "no memory for a mark an expert");
     if (last)
         last->phase_count = 0;
-    first = numoe_gpu_run(model, layer, batch, &s->result);
+    first = numoe_gpu_run(s);
     if (batch->tokens - first > most) {
-        const struct numoe_result before = s->result;
         for (uint64_t begin = first; begin < batch->tokens; begin += s->token_count) {
             int rc = prepare(context, begin, most, &job, error);
             if (rc)
                 return rc;
         }
-        s->result = before;
+        total = s->result;
+        laid_out = true;
     }
     for (uint64_t begin = first; begin < batch->tokens; begin += s->token_count) {
         int rc = prepare(context, begin, most, &job, error);
@@ -127,6 +126,8 @@ static int run_passes(struct numoe *context, struct numoe_model *model, uint64_t
         if (rc)
             return numoe_error_set(error, rc, "workers", "could not run the job");
     }
+    if (laid_out)
+        s->result = total;
     return 0;
 }
 

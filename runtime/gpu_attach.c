@@ -155,7 +155,8 @@ int numoe_gpu_attach(struct numoe_model *model, struct numoe_error *error)
 
 void numoe_gpu_detach(struct numoe_model *model)
 {
-    if (model->gpu) {
+    /* a forked child has neither the turn, which may be locked for ever, nor a device */
+    if (model->gpu && !numoe_pool_forked(model->context->pool)) {
         pthread_mutex_lock(&model->context->turn);
         numoe_gpu_model_destroy(model->gpu);
         pthread_mutex_unlock(&model->context->turn);

@@ -11,12 +11,6 @@
 #include "base/checked.h"
 #include "gpu_run.h"
 
-static int64_t batch_id(const struct numoe_batch *batch, uint64_t at)
-{
-    return batch->id_bytes == 8 ? ((const int64_t *)batch->ids)[at]
-                                : ((const int32_t *)batch->ids)[at];
-}
-
 static bool room_for_ids(struct numoe_model *model, uint64_t pairs)
 {
     uint64_t bytes;
@@ -44,7 +38,7 @@ static void rewrite(const struct numoe_model *model, uint64_t layer,
     const uint8_t *state = model->state + layer * experts;
 
     for (uint64_t i = 0; i < batch->tokens * batch->top_k; i++) {
-        const int64_t id = batch_id(batch, i);
+        const int64_t id = numoe_batch_id(batch, i);
         if (id < 0 || (batch->elsewhere && (uint64_t)id < experts && batch->elsewhere[id]))
             ids[i] = ENTRY_ELSEWHERE;
         else if ((uint64_t)id >= experts)
@@ -56,29 +50,22 @@ static void rewrite(const struct numoe_model *model, uint64_t layer,
     }
 }
 
-static void count(const struct numoe_model *model, const int32_t *ids, uint64_t entries,
-                  struct numoe_result *result)
+static void count(struct numoe_schedule *s, const int32_t *ids, uint64_t entries)
 {
-    uint64_t hit[65536 / 64] = {0}, experts = 0; /* the GPU takes no more experts than that */
-
     for (uint64_t i = 0; i < entries; i++) {
-        result->skipped += ids[i] == ENTRY_SKIPPED;
-        result->missing += ids[i] == ENTRY_MISSING;
+        s->result.skipped += ids[i] == ENTRY_SKIPPED;
+        s->result.missing += ids[i] == ENTRY_MISSING;
         if (ids[i] < 0)
             continue;
-        result->pairs++;
-        hit[ids[i] / 64] |= (uint64_t)1 << (ids[i] % 64);
+        s->result.pairs++;
+        numoe_schedule_see(s, (uint64_t)ids[i]);
     }
-    for (size_t i = 0; i < sizeof hit / sizeof hit[0]; i++)
-        experts += (uint64_t)__builtin_popcountll(hit[i]);
-    result->experts_hit += experts;
-    result->expert_bytes += experts * (model->plan->shape.slices * model->shape.bytes +
-                                       model->plan->shape.expert_bytes);
 }
 
-uint64_t numoe_gpu_run(struct numoe_model *model, uint64_t layer, const struct numoe_batch *batch,
-                       struct numoe_result *result)
+uint64_t numoe_gpu_run(struct numoe_schedule *s)
 {
+    struct numoe_model *model = s->model;
+    const struct numoe_batch *batch = &s->batch;
     struct numoe *context = model->context;
     const uint64_t hidden = model->desc.hidden;
     struct numoe_error error = NUMOE_ERROR_INIT;
@@ -94,7 +81,7 @@ uint64_t numoe_gpu_run(struct numoe_model *model, uint64_t layer, const struct n
                         (unsigned long long)batch->tokens);
         return 0;
     }
-    rewrite(model, layer, batch, model->gpu_ids);
+    rewrite(model, s->layer, batch, model->gpu_ids);
     call = (struct numoe_gpu_call){
         .tokens = batch->tokens,
         .top_k = batch->top_k,
@@ -109,9 +96,9 @@ uint64_t numoe_gpu_run(struct numoe_model *model, uint64_t layer, const struct n
         .add = batch->add,
         .scale = batch->scale,
     };
-    rc = numoe_gpu_forward(model->gpu, layer, &call, &done, &error);
-    count(model, model->gpu_ids, done * batch->top_k, result);
-    result->gpu_tokens = done;
+    rc = numoe_gpu_forward(model->gpu, s->layer, &call, &done, &error);
+    count(s, model->gpu_ids, done * batch->top_k);
+    s->result.gpu_tokens = done;
     if (rc && !(numoe_gpu_health(context->gpu, NULL) &&
                 atomic_exchange_explicit(&context->gpu_loss_said, true, memory_order_relaxed)))
         numoe_log_write(&context->log, NUMOE_LOG_WARNING, "the CPU goes on instead of the GPU: %s",

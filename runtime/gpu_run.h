@@ -17,10 +17,9 @@ void numoe_gpu_detach(struct numoe_model *model);
 /* The gpu_ fields of info. */
 void numoe_gpu_inform(const struct numoe_model *model, struct numoe_model_info *info);
 
-/* Turn held, batch checked. Compute as many tokens from the first on as the GPU gets done, and
- * count them in result: all; or, without a GPU or when it fails, fewer, whose number is returned.
- */
-uint64_t numoe_gpu_run(struct numoe_model *model, uint64_t layer, const struct numoe_batch *batch,
-                       struct numoe_result *result);
+/* Turn held, call begun. Compute as many tokens from the first on as the GPU gets done, and count
+ * them in the schedule's result: all; or, without a GPU or when it fails, fewer, whose number is
+ * returned. */
+uint64_t numoe_gpu_run(struct numoe_schedule *schedule);
 
 #endif

@@ -280,7 +280,8 @@ struct numoe_result {
  * row add up. Blocks; the calling thread works too.
  * @param result  NULL or what to fill
  * @return 0; -EINVAL (null pointer, top_k, layer, strict id: in error), -ENOMEM (workspace could
- *         not grow; nothing was written), -ECHILD (in a process forked from the one that opened
+ *         not grow; nothing was written, but for tokens that a GPU computed before it failed in
+ *         this very call), -ECHILD (in a process forked from the one that opened
  *         the context; only destroy and close may be called there)
  * @thread any; calls on one context take turns, and one that finds a submission outstanding
  *         finishes it first (numoe_wait then returns at once)

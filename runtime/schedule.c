@@ -114,12 +114,6 @@ void numoe_schedule_free(struct numoe_schedule *s)
 
 /* ---- the batch ------------------------------------------------------------------------------- */
 
-static int64_t batch_id(const struct numoe_batch *batch, uint64_t at)
-{
-    return batch->id_bytes == 8 ? ((const int64_t *)batch->ids)[at]
-                                : ((const int32_t *)batch->ids)[at];
-}
-
 static uint64_t x_stride(const struct numoe_schedule *s)
 {
     return s->batch.x_stride ? s->batch.x_stride : s->model->desc.hidden;
@@ -182,11 +176,12 @@ int numoe_schedule_check(const struct numoe_model *model, uint64_t layer,
                                (unsigned long long)batch->tokens);
     if (batch->strict)
         for (uint64_t i = 0; i < batch->tokens * batch->top_k; i++)
-            if (batch_id(batch, i) >= 0 && (uint64_t)batch_id(batch, i) >= desc->experts)
+            if (numoe_batch_id(batch, i) >= 0 &&
+                (uint64_t)numoe_batch_id(batch, i) >= desc->experts)
                 return numoe_error_set(
                     error, -EINVAL, "ids", "token %llu, slot %llu: expert %lld of %llu",
                     (unsigned long long)(i / batch->top_k), (unsigned long long)(i % batch->top_k),
-                    (long long)batch_id(batch, i), (unsigned long long)desc->experts);
+                    (long long)numoe_batch_id(batch, i), (unsigned long long)desc->experts);
     return 0;
 }
 
@@ -463,7 +458,7 @@ static int collect(struct build *b, uint32_t *count, uint32_t *last)
     memset(last, 0, E * sizeof *last);
     for (uint64_t t = 0; t < s->token_count; t++)
         for (uint64_t j = 0; j < K; j++) {
-            const int64_t id = batch_id(batch, (s->token_begin + t) * K + j);
+            const int64_t id = numoe_batch_id(batch, (s->token_begin + t) * K + j);
             if (id < 0 || (batch->elsewhere && (uint64_t)id < E && batch->elsewhere[id]))
                 continue;
             if ((uint64_t)id >= E) {
@@ -506,7 +501,7 @@ static int collect(struct build *b, uint32_t *count, uint32_t *last)
     for (uint64_t t = 0; t < s->token_count; t++)
         for (uint64_t j = 0; j < K; j++) {
             const uint64_t at = (s->token_begin + t) * K + j;
-            const int64_t id = batch_id(batch, at);
+            const int64_t id = numoe_batch_id(batch, at);
             if (id < 0 || (uint64_t)id >= E || !(state[id] & EXPERT_PRESENT) ||
                 (batch->elsewhere && batch->elsewhere[id]))
                 continue;
@@ -625,28 +620,31 @@ static int reserve_work(struct numoe_schedule *s, uint32_t workers)
     return 0;
 }
 
-/* An expert that several passes hit counts once. */
-static int count_hits(struct build *b)
+int numoe_schedule_begin(struct numoe_schedule *s, struct numoe_model *model, uint64_t layer,
+                         const struct numoe_batch *batch)
 {
-    struct numoe_schedule *s = b->s;
-    const struct numoe_plan *plan = s->model->plan;
-    uint8_t *seen;
-    int rc = renew(s, MEMORY_SEEN, s->model->desc.experts);
+    int rc = renew(s, MEMORY_SEEN, model->desc.experts);
 
     if (rc)
         return rc;
-    seen = s->memory[MEMORY_SEEN].data;
-    if (s->token_begin == 0)
-        memset(seen, 0, s->model->desc.experts);
-    for (uint32_t h = 0; h < b->hit_count; h++) {
-        if (seen[b->hits[h].expert])
-            continue;
-        seen[b->hits[h].expert] = 1;
-        s->result.experts_hit++;
-        s->result.expert_bytes +=
-            plan->shape.slices * s->model->shape.bytes + plan->shape.expert_bytes;
-    }
+    memset(s->memory[MEMORY_SEEN].data, 0, model->desc.experts);
+    s->model = model;
+    s->layer = layer;
+    s->batch = *batch;
+    s->result = (struct numoe_result)NUMOE_RESULT_INIT;
     return 0;
+}
+
+void numoe_schedule_see(struct numoe_schedule *s, uint64_t expert)
+{
+    const struct numoe_expert_shape *shape = &s->model->plan->shape;
+    uint8_t *seen = s->memory[MEMORY_SEEN].data;
+
+    if (seen[expert])
+        return;
+    seen[expert] = 1;
+    s->result.experts_hit++;
+    s->result.expert_bytes += shape->slices * shape->slice_bytes + shape->expert_bytes;
 }
 
 int numoe_schedule_build(struct numoe_schedule *s, uint32_t workers)
@@ -699,7 +697,9 @@ int numoe_schedule_build(struct numoe_schedule *s, uint32_t workers)
     free(b.lane_worker);
     if (rc)
         return rc;
-    return count_hits(&b);
+    for (uint32_t h = 0; h < b.hit_count; h++)
+        numoe_schedule_see(s, b.hits[h].expert);
+    return 0;
 }
 
 /* ---- items ----------------------------------------------------------------------------------- */

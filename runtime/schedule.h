@@ -75,6 +75,19 @@ enum { SCHEDULE_OWN_TOKENS = 4 };
 int numoe_schedule_check(const struct numoe_model *model, uint64_t layer,
                          const struct numoe_batch *batch, struct numoe_error *error);
 
+static inline int64_t numoe_batch_id(const struct numoe_batch *batch, uint64_t at)
+{
+    return batch->id_bytes == 8 ? ((const int64_t *)batch->ids)[at]
+                                : ((const int32_t *)batch->ids)[at];
+}
+
+/* Start a call: nothing counted yet, no expert seen. Returns 0 or -ENOMEM. */
+int numoe_schedule_begin(struct numoe_schedule *schedule, struct numoe_model *model, uint64_t layer,
+                         const struct numoe_batch *batch);
+
+/* Count a hit expert in the result, once a call. */
+void numoe_schedule_see(struct numoe_schedule *schedule, uint64_t expert);
+
 /* How many tokens of the batch one pass takes, so that its rows stay within bounds. */
 uint64_t numoe_schedule_pass(const struct numoe_model *model, const struct numoe_batch *batch);
 

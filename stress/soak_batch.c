@@ -365,6 +365,13 @@ static int check_counts(struct soak *soak, const struct soak_batch *b)
                              ", not %" PRIu64,
                              b->call.tokens, b->call.top_k, rows[i].name, rows[i].have,
                              rows[i].want);
+    /* a GPU that was asked for and does nothing must not pass because the CPU is right */
+    if (b->model->context->gpu && b->have.gpu_tokens != b->call.tokens) {
+        struct numoe_model_info info = NUMOE_MODEL_INFO_INIT;
+        numoe_model_info(b->model->model, &info);
+        return soak_fail(soak, SOAK_WRONG, "the GPU computed %" PRIu64 " of %" PRIu64 " tokens: %s",
+                         (uint64_t)b->have.gpu_tokens, b->call.tokens, info.gpu_note);
+    }
     return 0;
 }
 

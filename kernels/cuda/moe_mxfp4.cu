@@ -29,6 +29,7 @@
 #include <cuda_bf16.h>
 
 #include "ptx.cuh"
+#include "stage_place.h"
 
 namespace
 {
@@ -59,7 +60,7 @@ struct call {
     int *sorted;
     int *counters; /* [experts + 1] */
     uint64_t x_stride, out_stride;
-    uint32_t hidden, hidden_tiles, slices, slice_bytes, down_offset, bias_offset;
+    uint32_t hidden, hidden_tiles, slices, down_offset, bias_offset;
     uint32_t experts, tokens, top_k, id_bytes, chunk_tokens, chunk_bound;
     numoe_activation activation;
     float scale;
@@ -309,9 +310,8 @@ DI void walk_few(const walk<DOWN> &w, const __nv_bfloat16 *const *row, uint32_t 
     }
 }
 
-/* Many tokens: stage `stage` of 128 k of the block's tokens to shared memory as B fragments. Piece
- * (n, tile): 512 bytes, lane (g, t) at 16 (4g + t); tiles of odd index swap halves of 64 bytes, so
- * that the 8 lanes of a store touch all banks. */
+/* Many tokens: stage `stage` of 128 k of the block's tokens to shared memory as B fragments, 16
+ * bytes at a time (stage_place.h). */
 template <int N>
 DI void stage_b(uint32_t shared, const __nv_bfloat16 *base, const int *row, uint64_t stride,
                 uint32_t stage, uint32_t k_tiles)
@@ -320,8 +320,7 @@ DI void stage_b(uint32_t shared, const __nv_bfloat16 *base, const int *row, uint
 
 #pragma unroll
     for (int i = threadIdx.x >> 4; i < 8 * N; i += THREADS / 16) {
-        const uint32_t to = shared + ((i >> 3) * STAGE_TILES + tile) * 512 +
-                            16 * ((4 * (i & 7) + t) ^ (4 * (tile & 1)));
+        const uint32_t to = shared + numoe_stage_place(i, tile, t);
         const bool there = row[i] >= 0 && stage * STAGE_TILES + tile < k_tiles;
         copy_async(to,
                    base + (there ? row[i] * stride + (stage * STAGE_TILES + tile) * 32 + 8 * t : 0),
@@ -362,8 +361,8 @@ DI void walk_many(const walk<DOWN> &w, bool active, const __nv_bfloat16 *base, c
                 const uint32_t k = s * STAGE_TILES + tile;
                 if (k < k_tiles) {
                     const pair_tile now = next;
-                    const uint8_t *from =
-                        shared + buffer * stage_bytes + tile * 512 + 16 * (lane ^ (4 * (tile & 1)));
+                    const uint8_t *from = shared + buffer * stage_bytes +
+                                          numoe_stage_place(lane >> 2, tile, lane & 3);
                     uint4 b[N];
                     if (k + 1 < k_tiles)
                         next = load_pair(w.pair(k + 1), lane);
@@ -722,7 +721,6 @@ extern "C" cudaError_t numoe_cuda_ffn_launch(const struct numoe_cuda_ffn *f, cud
     c.hidden = static_cast<uint32_t>(f->shape.hidden);
     c.hidden_tiles = static_cast<uint32_t>(f->shape.hidden_tiles);
     c.slices = f->slices;
-    c.slice_bytes = static_cast<uint32_t>(f->shape.bytes);
     c.down_offset = static_cast<uint32_t>(f->shape.down_offset);
     c.bias_offset = static_cast<uint32_t>(f->shape.bias_offset);
     c.experts = f->experts;

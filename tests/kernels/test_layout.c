@@ -5,6 +5,7 @@
 #include <criterion/criterion.h>
 #include <string.h>
 
+#include "stage_place.h"
 #include "support/experts.h"
 
 /* A slice whose down matrix is one tile: row r, column k holds code (r + 5 k) % 16. */
@@ -45,14 +46,7 @@ Test(layout, sixteen_bytes_are_four_rows_of_an_octet_in_operand_order)
     free(slice);
 }
 
-/* B fragments in shared memory: piece (n tile, k tile) of 512 bytes, lane (g, t) at
- * 16 (4g + t), odd k tiles with bit 2 of the lane flipped. 16-byte accesses go eight lanes at a
- * time; they must touch 32 different banks. */
-static unsigned place(unsigned row, unsigned k_tile, unsigned t)
-{
-    return ((row >> 3) * 4 + k_tile) * 512 + 16 * ((4 * (row & 7) + t) ^ (4 * (k_tile & 1)));
-}
-
+/* 16-byte accesses go eight lanes at a time; they must touch 32 different banks. */
 static void check_banks(const unsigned at[8])
 {
     unsigned banks = 0;
@@ -72,14 +66,14 @@ Test(layout, stores_and_loads_of_b_collide_in_no_bank)
     for (unsigned row = 0; row < 64; row++) /* cp.async: 16 threads a row, 8 at a time */
         for (unsigned first = 0; first < 16; first += 8) {
             for (unsigned i = 0; i < 8; i++)
-                at[i] = place(row, (first + i) / 4, (first + i) % 4);
+                at[i] = numoe_stage_place(row, (first + i) / 4, (first + i) % 4);
             check_banks(at);
         }
     for (unsigned n = 0; n < 8; n++) /* ld.shared.v4: a warp reads one piece */
         for (unsigned k_tile = 0; k_tile < 4; k_tile++)
             for (unsigned first = 0; first < 32; first += 8) {
                 for (unsigned i = 0; i < 8; i++)
-                    at[i] = place(8 * n + (first + i) / 4, k_tile, (first + i) % 4);
+                    at[i] = numoe_stage_place(8 * n + (first + i) / 4, k_tile, (first + i) % 4);
                 check_banks(at);
             }
 }
