@@ -219,7 +219,7 @@ static int cores(struct work *work, struct numoe_error *error)
     return 0;
 }
 
-static int add_gpu(struct work *work, const struct numoe_predict_gpu *gpu, bool named)
+static int add_gpu(struct work *work, const struct numoe_predict_gpu *gpu)
 {
     struct numoe_prediction *out = work->out;
     struct numoe_predict_gpu *mine = &out->gpus[out->gpu_count];
@@ -236,9 +236,9 @@ static int add_gpu(struct work *work, const struct numoe_predict_gpu *gpu, bool 
     };
     work->box.gpu_count = out->gpu_count;
     if (!known && topo_note(&out->notes, &out->note_count,
-                            "GPU %s%s is not known by its name: %.0f TFLOP/s and %.0f GB/s of "
+                            "GPU %s is not known by its name: %.0f TFLOP/s and %.0f GB/s of "
                             "device memory are assumed",
-                            named ? "" : "at ", mine->name, mine->tflops, mine->memory_gbs))
+                            mine->name, mine->tflops, mine->memory_gbs))
         return -ENOMEM;
     return 0;
 }
@@ -270,7 +270,7 @@ static int gpus(struct work *work, struct numoe_error *error)
             gpu->memory_gbs < 0)
             return numoe_error_set(error, -EINVAL, "gpu", "GPU %.31s: a link of %g GB/s is no link",
                                    gpu->name, gpu->link_gbs);
-        if (add_gpu(work, gpu, true))
+        if (add_gpu(work, gpu))
             goto memory;
     }
     for (uint32_t i = 0; !options->gpus && i < room; i++) {
@@ -285,7 +285,7 @@ static int gpus(struct work *work, struct numoe_error *error)
         gpu.memory_bytes = device->memory_bytes;
         if (device->locality_known && device->node_count)
             gpu.node = machine->nodes[device->nodes[0]].os_index;
-        if (add_gpu(work, &gpu, false))
+        if (add_gpu(work, &gpu))
             goto memory;
     }
     for (uint32_t i = 0; i < out->gpu_count; i++)
