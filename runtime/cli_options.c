@@ -41,8 +41,8 @@ static const struct option_text option_texts[] = {
                      "say why it is where it is, and nothing else"},
     [CLI_GPU] = {"gpu", NULL, "compute on a GPU, if NUMOE_GPU in the environment does not say off"},
     [CLI_GPU_AT] = {"gpu", "NAME@NODE,GB/s,GB",
-                    "predict with a GPU whose link hangs on that memory node, with so much of its\n"
-                    "memory for experts, as in a10@4,25GB/s,24GB; once for each\n"
+                    "predict with a GPU: its link hangs on that memory node, and so much of\n"
+                    "its memory is for experts, as in a10@4,25GB/s,24GB; once for each\n"
                     "(default: those of the machine whose link and memory are known)"},
     [CLI_ISA] = {"isa", "NAME",
                  "instructions to use: ref, avx2, avx512 or avx512vnni\n"
