@@ -90,6 +90,12 @@ struct cpu_time {
     double memory, core_read, arithmetic, reduction, sync, total;
 };
 
+/* For people: what 64 bits do not hold is as much as they do. */
+static uint64_t whole(double value)
+{
+    return value < 0x1p63 ? (uint64_t)value : (uint64_t)1 << 63;
+}
+
 static double clamp(double value, double least, double most)
 {
     return value < least ? least : value > most ? most : value;
@@ -147,7 +153,7 @@ static void cpu_parts(const struct cpu_time *t, double part, struct numoe_predic
     cell->parts_ms[NUMOE_BOUND_ARITHMETIC] = t->arithmetic * part * 1e3;
     cell->parts_ms[NUMOE_BOUND_REDUCTION] = t->reduction * part * 1e3;
     cell->parts_ms[NUMOE_BOUND_SYNC] = part > 0 ? t->sync * 1e3 : 0;
-    cell->reduction_bytes = (uint64_t)(t->reduction_bytes * part);
+    cell->reduction_bytes = whole(t->reduction_bytes * part);
 }
 
 /* ---- GPU ------------------------------------------------------------------------------------- */
@@ -237,6 +243,10 @@ static const char *quantity(char text[24], double value, const char *unit)
     static const char *const prefixes[] = {"", "k", "M", "G", "T", "P"};
     unsigned prefix = 0;
 
+    if (value < 1) {
+        snprintf(text, 24, "%.2f m%s", value * 1000, unit);
+        return text;
+    }
     while (value >= 1000 && prefix < 5) {
         value /= 1000;
         prefix++;
@@ -249,12 +259,23 @@ static const char *quantity(char text[24], double value, const char *unit)
     return text;
 }
 
+/* What crosses the links besides weights, when it matters. */
+static const char *other_bytes(char text[64], double bytes, double weights)
+{
+    char number[24];
+
+    text[0] = 0;
+    if (bytes > 0.005 * weights)
+        snprintf(text, 64, " and %s of activations", quantity(number, bytes, "B"));
+    return text;
+}
+
 static void say(const struct box *box, const struct gpus *g, const struct cpu_time *cpu,
                 const struct gpu_time *gpu, struct numoe_prediction_cell *cell)
 {
     double tokens = cell->tokens, part = 1 - cell->gpu_part;
     double operations = tokens * box->top_k * 6 * box->hidden * box->intermediate;
-    char a[24], b[24], c[24], more[112] = "";
+    char a[24], b[24], c[24], others[64], more[112] = "";
     char *why = cell->why;
     size_t size = sizeof cell->why;
 
@@ -298,9 +319,11 @@ static void say(const struct box *box, const struct gpus *g, const struct cpu_ti
                  more);
         break;
     case NUMOE_BOUND_LINK:
-        snprintf(why, size, "link: %s a pass over %s = %s%s",
-                 quantity(a, gpu->copied * box->layers, "B"), quantity(b, g->link, "B/s"),
-                 quantity(c, gpu->link * box->layers, "s"), more);
+        snprintf(why, size, "link: %s%s a pass over %s = %s%s",
+                 quantity(a, gpu->copied * box->layers, "B"),
+                 other_bytes(others, (gpu->link * g->link - gpu->copied) * box->layers,
+                             gpu->copied * box->layers),
+                 quantity(b, g->link, "B/s"), quantity(c, gpu->link * box->layers, "s"), more);
         break;
     case NUMOE_BOUND_HOST_MEMORY:
         snprintf(why, size, "host memory: read at %s by links and CPUs together%s",
@@ -350,7 +373,7 @@ static void on_cpu(const struct box *box, struct numoe_prediction_cell *cell)
 
     cpu_time(box, cell->tokens, &t);
     cpu_parts(&t, 1, cell);
-    cell->weight_bytes = (uint64_t)t.weight_bytes;
+    cell->weight_bytes = whole(t.weight_bytes);
     cell->gpu_part = cell->cached_part = 0;
     cell->gpus = 0;
     cell->bound = greatest(cell->parts_ms, NUMOE_BOUND_MEMORY, NUMOE_BOUND_SYNC);
@@ -385,7 +408,7 @@ static void stream(const struct box *box, uint32_t count, bool keep,
     cell->gpu_part = 1;
     cell->cached_part = kept;
     cell->gpus = count;
-    cell->weight_bytes = (uint64_t)t.copied;
+    cell->weight_bytes = whole(t.copied);
     cell->bound = greatest(cell->parts_ms, NUMOE_BOUND_LINK, NUMOE_BOUND_LAUNCH);
     finish(box, t.total, cell);
     say(box, &g, &none, &t, cell);
@@ -430,7 +453,7 @@ static void share(const struct box *box, uint32_t count, bool keep,
     cell->gpu_part = fetched + kept;
     cell->cached_part = kept;
     cell->gpus = count;
-    cell->weight_bytes = (uint64_t)(cpu.weight_bytes * (1 - cell->gpu_part) + gpu.copied);
+    cell->weight_bytes = whole(cpu.weight_bytes * (1 - cell->gpu_part) + gpu.copied);
     cpu_parts(&cpu, 1 - cell->gpu_part, cell);
     gpu_parts(&gpu, 0, cell);
     if (host_s >= layer)
