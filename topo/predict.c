@@ -57,21 +57,23 @@ static double domain_bandwidth(const struct work *work, uint32_t domain, enum so
     enum numoe_node_kind kind = NUMOE_NODE_DRAM;
     uint32_t package = NUMOE_NONE, peers = 0, nodes = 0, without = 0;
     double given = 0, known = 0, assumed;
+    enum source given_by = GIVEN;
 
     for (uint32_t i = 0; i < machine->node_count; i++) {
         const struct numoe_node *node = &machine->nodes[i];
+        double own = node_gbs ? node_gbs[i] : 0; /* of this node while all are read */
 
         if (node->domain != domain)
             continue;
         nodes++;
         kind = node->kind;
         package = node->package;
-        given += node_gbs ? node_gbs[i] : 0;
-        without += !node_gbs || !(node_gbs[i] > 0);
+        given += own;
+        without += !(own > 0);
         known = fmax(known, (double)node->bandwidth_mbs * 1e6);
     }
     if (given > 0 && !without) {
-        *source = GIVEN;
+        *source = given_by;
         return given * 1e9;
     }
     *source = known > 0 ? KNOWN : ASSUMED;
@@ -99,7 +101,7 @@ static double domain_bandwidth(const struct work *work, uint32_t domain, enum so
     }
     /* where only some nodes were given a figure, the others have their part of the domain's */
     if (given > 0) {
-        *source = GIVEN;
+        *source = given_by;
         return given * 1e9 + known * without / nodes;
     }
     return known;
