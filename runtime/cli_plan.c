@@ -112,7 +112,7 @@ free_machine:
 static const enum cli_option options[] = {
     CLI_MODEL,          CLI_LAYERS,       CLI_EXPERTS, CLI_TOPOLOGY,  CLI_WORKERS, CLI_NODES,
     CLI_CPUS,           CLI_RESERVE_CPUS, CLI_SMT,     CLI_KEEP_FREE, CLI_DOMAINS, CLI_GPU_AT,
-    CLI_NODE_BANDWIDTH, CLI_PASS_TOKENS,  CLI_EXPLAIN, CLI_JSON,      CLI_END};
+    CLI_NODE_BANDWIDTH, CLI_PASS_TOKENS,  CLI_ISA,     CLI_EXPLAIN,   CLI_JSON,    CLI_END};
 
 const struct cli_verb cli_plan = {
     .name = "plan",

@@ -145,7 +145,9 @@ int cli_predict(const struct cli_values *values, const struct numoe_machine *mac
     options.gpu_count = values->gpu_count;
     options.tokens = values->tokens.values;
     options.token_count = values->tokens.count;
-    if (machine->live)
+    if (values->isa_count)
+        options.isa = values->isas[0];
+    else if (machine->live)
         kernels = numoe_kernels_select(NUMOE_FAST, NULL, NULL);
     if (kernels)
         options.isa = kernels->isa;

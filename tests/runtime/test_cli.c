@@ -490,6 +490,7 @@ Test(cli_predict, what_is_not_there_is_refused, .timeout = 60)
         {"--reserve-cpus", "0-255", "reserved"},
         {"--domains", "3", "3 domains"},
         {"--domains", "64", "32 domains a package"},
+        {"--isa", "mmx", "mmx"},
         {"--explain", "node:99", "99"},
         {"--explain", "expert:43.0", "43"},
         {"--explain", "cpu:1", "cpu:1"},
