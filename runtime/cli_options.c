@@ -32,9 +32,18 @@ static const struct option_text option_texts[] = {
                          "fast (int8 activations), exact (bf16, exact weights) or both, as in\n"
                          "fast,exact (default: fast)"},
     [CLI_CPUS] = {"cpus", "LIST", "pin workers to these CPUs only, as in 0,2,8-15"},
+    [CLI_DOMAINS] = {"domains", "N",
+                     "nodes share memory channels in so many groups, as many in each package\n"
+                     "(default: as far as the machine says)"},
     [CLI_DURATION] = {"duration", "SECONDS", "how long to go on (default: 60)"},
     [CLI_EXPERTS] = {"experts", "N", "routed experts in a layer (default: the model's)"},
+    [CLI_EXPLAIN] = {"explain", "node:N|worker:N|expert:LAYER.EXPERT",
+                     "say why it is where it is, and nothing else"},
     [CLI_GPU] = {"gpu", NULL, "compute on a GPU, if NUMOE_GPU in the environment does not say off"},
+    [CLI_GPU_AT] = {"gpu", "NAME@NODE,GB/s,GB",
+                    "predict with a GPU: its link hangs on that memory node, and so much of\n"
+                    "its memory is for experts, as in a10@4,25GB/s,24GB; once for each\n"
+                    "(default: those of the machine whose link and memory are known)"},
     [CLI_ISA] = {"isa", "NAME",
                  "instructions to use: ref, avx2, avx512 or avx512vnni\n"
                  "(default: NUMOE_ISA of the environment, else the best here)"},
@@ -47,7 +56,13 @@ static const struct option_text option_texts[] = {
     [CLI_LAYERS] = {"layers", "N", "MoE layers (default: the model's)"},
     [CLI_MODEL] = {"model", "NAME", "a model by name; numoe --help lists them"},
     [CLI_NODES] = {"nodes", "LIST", "use these memory nodes only, as in 0,2,8-15"},
+    [CLI_NODE_BANDWIDTH] = {"node-bandwidth", "[LIST=]GB/s",
+                            "read bandwidth of a node while all are read, as in 9.6GB/s or\n"
+                            "0-15=9.6GB/s (default: as measured, else by the CPU's name)"},
+    [CLI_PASS_TOKENS] = {"tokens", "LIST", "predict passes of so many tokens, as in 1,4096"},
     [CLI_REPEAT] = {"repeat", "N", "repetitions of each measurement (default: by time)"},
+    [CLI_RESERVE_CPUS] = {"reserve-cpus", "LIST",
+                          "no workers on the cores of these CPUs: they are the engine's own"},
     [CLI_RESIDENT] = {"resident", NULL, "with --gpu: weights stay in device memory (default)"},
     [CLI_SEED] = {"seed", "N", "seed of everything random (default: 1)"},
     [CLI_SMT] = {"smt", NULL, "also use the second hardware threads of cores"},
@@ -245,10 +260,19 @@ static int set_option(enum cli_option option, const char *text, struct cli_value
         return parse_arithmetics(text, option == CLI_ARITHMETICS, values, error);
     case CLI_CPUS:
         return cli_parse_list(text, &values->cpus, error);
+    case CLI_DOMAINS:
+        rc = parse_count(text, UINT32_MAX - 1, &number, error);
+        values->domains = (uint32_t)number;
+        return rc;
     case CLI_DURATION:
         return parse_count(text, UINT32_MAX, &values->duration_s, error);
     case CLI_EXPERTS:
         return parse_count(text, UINT32_MAX, &values->experts, error);
+    case CLI_EXPLAIN:
+        values->explain = text;
+        return 0;
+    case CLI_GPU_AT:
+        return cli_parse_gpu(text, values, error);
     case CLI_GPU:
         values->gpu = true;
         return 0;
@@ -267,10 +291,14 @@ static int set_option(enum cli_option option, const char *text, struct cli_value
         return 0;
     case CLI_NODES:
         return cli_parse_list(text, &values->nodes, error);
+    case CLI_NODE_BANDWIDTH:
+        return cli_parse_rates(text, values, error);
     case CLI_REPEAT:
         rc = parse_count(text, 1000000, &number, error);
         values->repeat = (uint32_t)number;
         return rc;
+    case CLI_RESERVE_CPUS:
+        return cli_parse_list(text, &values->reserved, error);
     case CLI_RESIDENT:
         values->resident = true;
         return 0;
@@ -291,6 +319,7 @@ static int set_option(enum cli_option option, const char *text, struct cli_value
         rc = parse_count(text, UINT32_MAX - 1, &number, error);
         values->threads = (uint32_t)number;
         return rc;
+    case CLI_PASS_TOKENS:
     case CLI_TOKENS:
         rc = cli_parse_list(text, &values->tokens, error);
         for (uint32_t i = 0; !rc && i < values->tokens.count; i++) {
@@ -400,6 +429,9 @@ void cli_values_free(struct cli_values *values)
     free(values->cpus.values);
     free(values->nodes.values);
     free(values->tokens.values);
+    free(values->reserved.values);
+    free(values->gpus);
+    free(values->rates);
     free(values->isa_text);
     memset(values, 0, sizeof *values);
 }

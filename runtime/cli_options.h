@@ -8,6 +8,7 @@
 
 #include "base/numoe_base.h"
 #include "base/numoe_types.h"
+#include "predict.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -27,9 +28,12 @@ enum cli_option {
     CLI_ARITHMETIC,
     CLI_ARITHMETICS,
     CLI_CPUS,
+    CLI_DOMAINS,
     CLI_DURATION,
     CLI_EXPERTS,
+    CLI_EXPLAIN,
     CLI_GPU,
+    CLI_GPU_AT,
     CLI_ISA,
     CLI_ISAS,
     CLI_JSON,
@@ -37,7 +41,10 @@ enum cli_option {
     CLI_LAYERS,
     CLI_MODEL,
     CLI_NODES,
+    CLI_NODE_BANDWIDTH,
+    CLI_PASS_TOKENS,
     CLI_REPEAT,
+    CLI_RESERVE_CPUS,
     CLI_RESIDENT,
     CLI_SEED,
     CLI_SMT,
@@ -56,6 +63,12 @@ struct cli_list {
     uint32_t count;
 };
 
+/* Read bandwidth of a node by OS index; NUMOE_NONE: of every node. */
+struct cli_rate {
+    uint32_t node;
+    double gbs;
+};
+
 /* What the command line says; zero or NULL where it says nothing. */
 struct cli_values {
     const char *directory, *model, *topology;
@@ -69,6 +82,13 @@ struct cli_values {
     uint32_t isa_count;
     enum numoe_arithmetic arithmetics[2];
     uint32_t arithmetic_count;
+    const char *explain;
+    struct cli_list reserved;
+    uint32_t domains;
+    struct numoe_predict_gpu *gpus;
+    uint32_t gpu_count;
+    struct cli_rate *rates;
+    uint32_t rate_count;
 };
 
 enum cli_directory { CLI_DIRECTORY_NONE, CLI_DIRECTORY_OPTIONAL, CLI_DIRECTORY_REQUIRED };
@@ -97,6 +117,11 @@ void cli_values_free(struct cli_values *values);
 int cli_parse_list(const char *text, struct cli_list *list, struct numoe_error *error);
 /* "4096", "512M", "16GiB" (binary), "16GB" (decimal). Returns 0 or -EINVAL with error. */
 int cli_parse_size(const char *text, uint64_t *bytes, struct numoe_error *error);
+
+/* "a10@4,25GB/s,24GB", appended to values->gpus. Returns 0, -EINVAL or -ENOMEM with error. */
+int cli_parse_gpu(const char *text, struct cli_values *values, struct numoe_error *error);
+/* "38GB/s" or "0-3=38GB/s", appended to values->rates. Returns likewise. */
+int cli_parse_rates(const char *text, struct cli_values *values, struct numoe_error *error);
 
 /* The table of exit codes, as --help shows it. */
 extern const char cli_exit_help[];

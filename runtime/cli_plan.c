@@ -2,6 +2,7 @@
 #include "checkpoint.h"
 #include "cli_options.h"
 #include "cli_output.h"
+#include "cli_predict.h"
 #include "model.h"
 #include "numoe_kernels.h"
 #include "numoe_topo.h"
@@ -40,11 +41,16 @@ static int run(const struct cli_values *values)
     struct numoe_plan_request request = NUMOE_PLAN_REQUEST_INIT;
     struct numoe_error error = NUMOE_ERROR_INIT;
     struct numoe_machine *machine = NULL;
+    struct numoe_prediction *prediction = NULL;
     struct numoe_plan *plan = NULL;
     struct numoe_slice_shape shape;
     struct numoe_model_desc desc;
     int code, rc = 0;
 
+    if (values->explain && values->json) {
+        cli_error("plan", "--explain is text: it goes without --json");
+        return CLI_USAGE;
+    }
     code = describe(values, &desc);
     if (code)
         return code;
@@ -55,17 +61,34 @@ static int run(const struct cli_values *values)
     request.node_count = values->nodes.count;
     request.cpus = values->cpus.values;
     request.cpu_count = values->cpus.count;
+    request.reserved_cpus = values->reserved.values;
+    request.reserved_count = values->reserved.count;
     request.smt = values->smt;
     request.keep_free_bytes = values->keep_free_bytes;
 
     if (numoe_machine_load(values->topology, &machine, &error))
         return cli_report("plan", CLI_STAGE_INPUT, &error);
+    if (values->domains && numoe_machine_regroup(machine, values->domains, &error)) {
+        code = cli_report("plan", CLI_STAGE_OPTIONS, &error);
+        goto free_machine;
+    }
     if (numoe_plan_create(machine, &request, &plan, &error)) {
         code = cli_report("plan", CLI_STAGE_OPTIONS, &error);
         goto free_machine;
     }
+    if (values->explain) {
+        if (numoe_plan_explain(machine, plan, values->explain, stdout, &error)) {
+            code = cli_report("plan", CLI_STAGE_OPTIONS, &error);
+            goto free_plan;
+        }
+        code = cli_flush(CLI_OK);
+        goto free_plan;
+    }
+    code = cli_predict(values, machine, plan, &prediction);
+    if (code)
+        goto free_plan;
     if (values->json) {
-        rc = numoe_plan_print_json(plan, stdout);
+        rc = numoe_prediction_print_json(plan, prediction, stdout);
     } else {
         uint64_t expert = request.shape.slices * shape.bytes + request.shape.expert_bytes;
 
@@ -75,17 +98,21 @@ static int run(const struct cli_values *values)
                desc.experts_per_token, desc.hidden, desc.intermediate, (double)expert / 1e6,
                (double)expert * (double)desc.layers * (double)desc.experts / 1e9);
         numoe_plan_print(plan, stdout);
+        numoe_prediction_print(prediction, stdout);
     }
     code = cli_flush(rc ? CLI_FAILURE : CLI_OK);
+free_plan:
+    numoe_prediction_free(prediction);
     numoe_plan_free(plan);
 free_machine:
     numoe_machine_free(machine);
     return code;
 }
 
-static const enum cli_option options[] = {CLI_MODEL,     CLI_LAYERS, CLI_EXPERTS, CLI_TOPOLOGY,
-                                          CLI_WORKERS,   CLI_NODES,  CLI_CPUS,    CLI_SMT,
-                                          CLI_KEEP_FREE, CLI_JSON,   CLI_END};
+static const enum cli_option options[] = {
+    CLI_MODEL,          CLI_LAYERS,       CLI_EXPERTS, CLI_TOPOLOGY,  CLI_WORKERS, CLI_NODES,
+    CLI_CPUS,           CLI_RESERVE_CPUS, CLI_SMT,     CLI_KEEP_FREE, CLI_DOMAINS, CLI_GPU_AT,
+    CLI_NODE_BANDWIDTH, CLI_PASS_TOKENS,  CLI_ISA,     CLI_EXPLAIN,   CLI_JSON,    CLI_END};
 
 const struct cli_verb cli_plan = {
     .name = "plan",
@@ -93,8 +120,9 @@ const struct cli_verb cli_plan = {
     .summary = "say what would go where, and whether it fits, without loading anything",
     .description =
         "Plan a model, named or found in the checkpoint directory DIR, on this machine or\n"
-        "another: what each memory node would hold, which CPUs would work, and why. Nothing\n"
-        "is allocated and no weight is read.\n",
+        "another: what each memory node would hold, which CPUs would work, and why; and how\n"
+        "fast the experts can be on CPUs, on GPUs by streaming and on both, with the bound that\n"
+        "sets it. Nothing is allocated and no weight is read.\n",
     .directory = CLI_DIRECTORY_OPTIONAL,
     .options = options,
     .run = run,

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-_Static_assert(sizeof(struct numoe_plan_request) == 120, "size-first struct: grow at the end");
+_Static_assert(sizeof(struct numoe_plan_request) == 136, "size-first struct: grow at the end");
 
 int numoe_plan_create(const struct numoe_machine *machine, const struct numoe_plan_request *request,
                       struct numoe_plan **out, struct numoe_error *error)
@@ -23,7 +23,8 @@ int numoe_plan_create(const struct numoe_machine *machine, const struct numoe_pl
         asked.nodes = NULL;
     if (!asked.cpu_count)
         asked.cpus = NULL;
-    if ((asked.node_count && !asked.nodes) || (asked.cpu_count && !asked.cpus))
+    if ((asked.node_count && !asked.nodes) || (asked.cpu_count && !asked.cpus) ||
+        (asked.reserved_count && !asked.reserved_cpus))
         return numoe_error_set(error, -EINVAL, "numoe_plan_create", "a list is missing");
     plan = calloc(1, sizeof *plan);
     if (!plan)

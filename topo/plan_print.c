@@ -86,7 +86,7 @@ static json_t *json_worker(const struct numoe_plan *plan, uint32_t i)
     return object;
 }
 
-int numoe_plan_print_json(const struct numoe_plan *plan, FILE *out)
+json_t *plan_json(const struct numoe_plan *plan)
 {
     json_t *root = json_object(), *nodes = json_array(), *workers = json_array();
 
@@ -99,5 +99,10 @@ int numoe_plan_print_json(const struct numoe_plan *plan, FILE *out)
     topo_json_set(&root, "workers", workers);
     topo_json_set(&root, "total_bytes", topo_json_number(total_bytes(plan)));
     topo_json_set(&root, "notes", topo_json_notes(plan->notes, plan->note_count));
-    return topo_json_write(root, out);
+    return root;
+}
+
+int numoe_plan_print_json(const struct numoe_plan *plan, FILE *out)
+{
+    return topo_json_write(plan_json(plan), out);
 }

@@ -30,6 +30,7 @@ struct choice {
     uint32_t count;
     uint32_t cores;
     uint32_t *load; /* cores of each plan node */
+    bool *reserved; /* by core: left to others */
 };
 
 static bool same_place(const struct numoe_machine *machine, uint32_t home, uint32_t node)
@@ -71,7 +72,7 @@ static bool eligible(const struct choice *choice, uint32_t pu, bool anywhere)
     const struct numoe_machine *machine = choice->build->machine;
     const struct numoe_plan_request *request = choice->build->request;
 
-    if (!machine->pus[pu].allowed)
+    if (!machine->pus[pu].allowed || choice->reserved[machine->pus[pu].core])
         return false;
     if (request->cpus) {
         for (uint32_t i = 0; i < request->cpu_count; i++)
@@ -369,6 +370,30 @@ static void note_efficiency(const struct choice *choice)
               fast, slow);
 }
 
+/* A core is reserved as a whole: its second thread would compete with whoever has the first. */
+static int reserve(struct choice *choice, struct numoe_error *error)
+{
+    const struct numoe_machine *machine = choice->build->machine;
+    const struct numoe_plan_request *request = choice->build->request;
+    uint32_t cores = 0;
+
+    for (uint32_t i = 0; i < request->reserved_count; i++) {
+        uint32_t os = request->reserved_cpus[i], pu = plan_find_pu(machine, os);
+        char where[32];
+
+        snprintf(where, sizeof where, "CPU %u", os);
+        if (pu == NUMOE_NONE)
+            return numoe_error_set(error, -EINVAL, where,
+                                   "CPU %u cannot be reserved: there is no such CPU here", os);
+        cores += !choice->reserved[machine->pus[pu].core];
+        choice->reserved[machine->pus[pu].core] = true;
+    }
+    if (cores)
+        plan_note(choice->build, "%u core%s reserved, with all threads: no workers there", cores,
+                  cores > 1 ? "s" : "");
+    return 0;
+}
+
 int plan_choose_workers(struct plan_build *build, struct numoe_error *error)
 {
     const struct numoe_plan_request *request = build->request;
@@ -383,8 +408,13 @@ int plan_choose_workers(struct plan_build *build, struct numoe_error *error)
                                request->workers, lanes, MAX_WORKERS, MAX_LANES_PER_WORKER);
     choice.list = calloc(build->machine->pu_count, sizeof *choice.list);
     choice.load = calloc(build->plan->node_count, sizeof *choice.load);
-    if (!choice.list || !choice.load)
+    choice.reserved = calloc((size_t)build->machine->core_count + 1, sizeof *choice.reserved);
+    if (!choice.list || !choice.load || !choice.reserved)
         goto out;
+    rc = reserve(&choice, error);
+    if (rc)
+        goto free_all;
+    rc = -ENOMEM;
     collect(&choice, false);
     if (!choice.count && !request->cpus) {
         collect(&choice, true);
@@ -393,7 +423,9 @@ int plan_choose_workers(struct plan_build *build, struct numoe_error *error)
     }
     if (!choice.count) {
         rc = numoe_error_set(error, -EINVAL, build->plan->source,
-                             "no CPU is allowed for this process");
+                             request->reserved_count
+                                 ? "no CPU is left: all that are allowed are reserved"
+                                 : "no CPU is allowed for this process");
         goto free_all;
     }
     workers = count_workers(&choice);
@@ -416,5 +448,6 @@ out:
 free_all:
     free(choice.list);
     free(choice.load);
+    free(choice.reserved);
     return rc;
 }

@@ -26,4 +26,7 @@ void topo_json_append(json_t **array, json_t *value);
 /* Write with a final newline and free. @return 0, -ENOMEM when root is NULL, -EIO */
 int topo_json_write(json_t *root, FILE *out);
 
+/* A plan as numoe_plan_print_json writes it; NULL: out of memory. */
+json_t *plan_json(const struct numoe_plan *plan);
+
 #endif

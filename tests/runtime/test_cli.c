@@ -192,6 +192,29 @@ Test(cli_usage, bad_values_are_refused_with_the_option_named, .timeout = 120)
         {"plan", "--cpus", "0-4294967295"},
         {"plan", "--keep-free", "12XB"},
         {"plan", "--keep-free", "99999999999TB"},
+        {"plan", "--tokens", "0"},
+        {"plan", "--tokens", "1,x"},
+        {"plan", "--domains", "0"},
+        {"plan", "--reserve-cpus", "1-"},
+        {"plan", "--gpu", "a10"},
+        {"plan", "--gpu", "@4,25GB/s,24GB"},
+        {"plan", "--gpu", "a10@4"},
+        {"plan", "--gpu", "a10@x,25GB/s,24GB"},
+        {"plan", "--gpu", "a10@4,0GB/s,24GB"},
+        {"plan", "--gpu", "a10@4,-1,24GB"},
+        {"plan", "--gpu", "a10@4,25GB/s"},
+        {"plan", "--gpu", "a10@4,25GB/s,0"},
+        {"plan", "--gpu", "a10@4,25MB/s,24GB"},
+        {"plan", "--gpu", "a10@99999999999999999999,25,24GB"},
+        {"plan", "--gpu", "a-name-of-more-than-thirty-one-bytes@4,25,24GB"},
+        {"plan", "--node-bandwidth", "fast"},
+        {"plan", "--node-bandwidth", "0"},
+        {"plan", "--node-bandwidth", "."},
+        {"plan", "--node-bandwidth", "1e3"},
+        {"plan", "--node-bandwidth", "0-=10"},
+        {"plan", "--node-bandwidth", "=10"},
+        {"plan", "--node-bandwidth", "0=10=10"},
+        {"plan", "--node-bandwidth", "99999999999999999999"},
         {"run", "--tokens", "0"},
         {"run", "--arithmetic", "sloppy"},
         {"run", "--arithmetic", "fast,exact"},
@@ -361,6 +384,130 @@ Test(cli_plan, nodes_and_cpus_that_are_not_there_are_refused, .timeout = 60)
     assert_refused(answer, 2, "32");
     answer = numoe("plan", "--model", "v4-flash", "--topology", DUAL_7H12, "--cpus", "256", NULL);
     assert_refused(answer, 2, "256");
+}
+
+#define BOX NUMOE_TEST_DATA "/topo/data/epyc-7h12-2s-32n.xml"
+
+static const char *const a10s[] = {"a10@4,25GB/s,24GB", "a10@20,25GB/s,24GB"};
+
+Test(cli_predict, two_a10s_are_bound_by_their_links, .timeout = 60)
+{
+    struct answer answer = numoe("plan", "--model", "v4-flash", "--topology", BOX, "--gpu", a10s[0],
+                                 "--gpu", a10s[1], "--tokens", "1,4096,8192,65536", "--json", NULL);
+    json_t *root = parse(&answer), *predicted = json_object_get(root, "predicted"), *cell;
+    unsigned seen = 0;
+    size_t i;
+
+    json_array_foreach(json_object_get(predicted, "cells"), i, cell)
+    {
+        const char *way = json_string_value(json_object_get(cell, "way"));
+        double rate = number(cell, "tokens_per_s");
+        json_int_t tokens = integer(cell, "tokens");
+
+        if (!strcmp(way, "stream-one") && tokens == 4096) {
+            cr_assert_str_eq(json_string_value(json_object_get(cell, "bound")), "link");
+            cr_assert(rate > 680 && rate < 700, "%g", rate);
+            cr_assert(number(cell, "pass_ms") > 5850 && number(cell, "pass_ms") < 5950);
+            seen++;
+        }
+        if (!strcmp(way, "stream") && tokens >= 8192) {
+            cr_assert(rate >= 1300, "%g", rate);
+            seen++;
+        }
+    }
+    cr_assert_eq(seen, 3);
+    cr_assert_eq(json_array_size(json_object_get(predicted, "gpus")), 2);
+    json_decref(root);
+    forget(&answer);
+
+    answer = numoe("plan", "--model", "v4-flash", "--topology", BOX, "--gpu", a10s[0], "--gpu",
+                   a10s[1], NULL);
+    cr_assert_eq(answer.status, 0, "%s", answer.err);
+    cr_assert_not_null(strstr(answer.out, "link: 147 GB a pass over 25.0 GB/s = 5.89 s"));
+    cr_assert_not_null(strstr(answer.out, "what would help"));
+    cr_assert_not_null(strstr(answer.out, "assumed: EPYC Rome"));
+    forget(&answer);
+}
+
+Test(cli_predict, bandwidth_and_domains_are_taken_as_given, .timeout = 60)
+{
+    static const char *const options[][2] = {
+        {"--node-bandwidth", "9.5GB/s"}, {"--node-bandwidth", "0-31=9.5"}, {"--domains", "16"}};
+    /* without a figure: 2 packages of 204.8 GB/s, of which 0.75, however they are cut */
+    static const double all[] = {304, 304, 307.2};
+
+    for (size_t i = 0; i < 3; i++) {
+        struct answer answer = numoe("plan", "--model", "v4-flash", "--topology", BOX,
+                                     options[i][0], options[i][1], "--json", NULL);
+        json_t *root = parse(&answer), *figure;
+
+        figure = json_array_get(json_object_get(json_object_get(root, "predicted"), "figures"), 0);
+        cr_assert_str_eq(json_string_value(json_object_get(figure, "name")), "memory bandwidth");
+        cr_assert(number(figure, "value") > all[i] - 0.01 &&
+                      number(figure, "value") < all[i] + 0.01,
+                  "%g", number(figure, "value"));
+        json_decref(root);
+        forget(&answer);
+    }
+}
+
+Test(cli_predict, reserved_cores_get_no_worker, .timeout = 60)
+{
+    struct answer answer = numoe("plan", "--model", "v4-flash", "--topology", BOX, "--reserve-cpus",
+                                 "0,64-67", "--json", NULL);
+    json_t *root = parse(&answer), *workers = json_object_get(root, "workers"), *worker;
+    size_t i;
+
+    cr_assert_eq(json_array_size(workers), 123);
+    json_array_foreach(workers, i, worker)
+    {
+        json_int_t cpu = integer(worker, "os_cpu");
+
+        cr_assert(cpu % 128 != 0 && (cpu % 128 < 64 || cpu % 128 > 67), "CPU %lld", (long long)cpu);
+    }
+    json_decref(root);
+    forget(&answer);
+}
+
+Test(cli_predict, places_are_explained, .timeout = 60)
+{
+    static const char *const words[][2] = {{"node:17", "node 17 holds"},
+                                           {"worker:5", "worker 5 runs on CPU 5"},
+                                           {"expert:3.200", "expert 200 of layer 3"}};
+
+    for (size_t i = 0; i < 3; i++) {
+        struct answer answer =
+            numoe("plan", "--model", "v4-flash", "--topology", BOX, "--explain", words[i][0], NULL);
+
+        cr_assert_eq(answer.status, 0, "%s", answer.err);
+        cr_assert_eq(strncmp(answer.out, words[i][1], strlen(words[i][1])), 0, "%s", answer.out);
+        forget(&answer);
+    }
+}
+
+Test(cli_predict, what_is_not_there_is_refused, .timeout = 60)
+{
+    static const char *const cases[][3] = {
+        {"--gpu", "a10@32,25GB/s,24GB", "node 32"},
+        {"--node-bandwidth", "32=10GB/s", "node 32"},
+        {"--reserve-cpus", "256", "256"},
+        {"--reserve-cpus", "0-255", "reserved"},
+        {"--domains", "3", "3 domains"},
+        {"--domains", "64", "32 domains a package"},
+        {"--isa", "mmx", "mmx"},
+        {"--explain", "node:99", "99"},
+        {"--explain", "expert:43.0", "43"},
+        {"--explain", "cpu:1", "cpu:1"},
+    };
+    struct answer answer;
+
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        answer =
+            numoe("plan", "--model", "v4-flash", "--topology", BOX, cases[i][0], cases[i][1], NULL);
+        assert_refused(answer, 2, cases[i][2]);
+    }
+    answer = numoe("plan", "--model", "v4-flash", "--explain", "node:0", "--json", NULL);
+    assert_refused(answer, 2, "--explain");
 }
 
 /* ---- a small checkpoint: one layer of four experts of V4-Flash's widths, 53 MB ---- */

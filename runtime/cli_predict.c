@@ -1,0 +1,167 @@
+/* Options of predictions: GPUs and bandwidths. SPDX-License-Identifier: Apache-2.0 */
+#include "cli_predict.h"
+
+#include "cli_output.h"
+#include "numoe_kernels.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const double most_gbs = 1e6;
+
+/* "25", "25.5", "25GB/s": digits with at most one point. *end: what follows. */
+static bool parse_gbs(const char *text, double *gbs, const char **end)
+{
+    double value = 0, place = 1;
+    const char *p = text;
+    int digits = 0;
+
+    for (; *p >= '0' && *p <= '9'; p++, digits++)
+        value = value * 10 + (*p - '0');
+    if (*p == '.')
+        for (p++; *p >= '0' && *p <= '9'; p++, digits++)
+            value += (*p - '0') * (place /= 10);
+    if (!strncmp(p, "GB/s", 4))
+        p += 4;
+    *end = p;
+    *gbs = value;
+    return digits && value > 0 && value <= most_gbs;
+}
+
+int cli_parse_gpu(const char *text, struct cli_values *values, struct numoe_error *error)
+{
+    struct numoe_error inner = NUMOE_ERROR_INIT;
+    const char *at = strchr(text, '@'), *p;
+    struct numoe_predict_gpu gpu = {0}, *grown;
+    uint64_t node = 0;
+
+    if (!at || at == text || (size_t)(at - text) >= sizeof gpu.name)
+        goto malformed;
+    for (p = text; p < at; p++) {
+        if (*p <= ' ' || *p > '~')
+            goto malformed;
+        gpu.name[p - text] = *p;
+    }
+    for (p = at + 1; *p >= '0' && *p <= '9'; p++) {
+        node = node * 10 + (uint64_t)(*p - '0');
+        if (node >= NUMOE_NONE)
+            goto malformed;
+    }
+    if (p == at + 1 || *p != ',')
+        goto malformed;
+    gpu.node = (uint32_t)node;
+    if (!parse_gbs(p + 1, &gpu.link_gbs, &p) || *p != ',')
+        goto malformed;
+    if (cli_parse_size(p + 1, &gpu.memory_bytes, &inner) || !gpu.memory_bytes)
+        goto malformed;
+    grown = realloc(values->gpus, (values->gpu_count + 1u) * sizeof *grown);
+    if (!grown)
+        return numoe_error_set(error, -ENOMEM, NULL, "out of memory");
+    grown[values->gpu_count++] = gpu;
+    values->gpus = grown;
+    return 0;
+malformed:
+    return numoe_error_set(error, -EINVAL, NULL,
+                           "\"%s\" is not NAME@NODE,GB/s,GB such as a10@4,25GB/s,24GB", text);
+}
+
+static int add_rate(struct cli_values *values, uint32_t node, double gbs)
+{
+    struct cli_rate *grown = realloc(values->rates, (values->rate_count + 1u) * sizeof *grown);
+
+    if (!grown)
+        return -ENOMEM;
+    grown[values->rate_count++] = (struct cli_rate){node, gbs};
+    values->rates = grown;
+    return 0;
+}
+
+int cli_parse_rates(const char *text, struct cli_values *values, struct numoe_error *error)
+{
+    struct numoe_error inner = NUMOE_ERROR_INIT;
+    const char *equals = strchr(text, '='), *end;
+    struct cli_list nodes = {NULL, 0};
+    char *list = NULL;
+    double gbs;
+    int rc = -EINVAL;
+
+    if (!parse_gbs(equals ? equals + 1 : text, &gbs, &end) || *end)
+        goto out;
+    if (!equals) {
+        rc = add_rate(values, NUMOE_NONE, gbs);
+        goto out;
+    }
+    list = strndup(text, (size_t)(equals - text));
+    rc = list ? cli_parse_list(list, &nodes, &inner) : -ENOMEM;
+    for (uint32_t i = 0; !rc && i < nodes.count; i++)
+        rc = add_rate(values, nodes.values[i], gbs);
+out:
+    free(list);
+    free(nodes.values);
+    if (rc == -ENOMEM)
+        return numoe_error_set(error, rc, NULL, "out of memory");
+    if (rc)
+        return numoe_error_set(error, -EINVAL, NULL,
+                               "\"%s\" is not a bandwidth such as 9.6GB/s or 0-15=9.6GB/s", text);
+    return 0;
+}
+
+/* Bandwidths by dense index. What is said of a node counts more than what is said of all. */
+static int fill_rates(const struct cli_values *values, const struct numoe_machine *machine,
+                      double *node_gbs)
+{
+    for (uint32_t r = 0; r < values->rate_count; r++)
+        for (uint32_t i = 0; i < machine->node_count && values->rates[r].node == NUMOE_NONE; i++)
+            node_gbs[i] = values->rates[r].gbs;
+    for (uint32_t r = 0; r < values->rate_count; r++) {
+        uint32_t i = 0;
+
+        if (values->rates[r].node == NUMOE_NONE)
+            continue;
+        while (i < machine->node_count && machine->nodes[i].os_index != values->rates[r].node)
+            i++;
+        if (i == machine->node_count) {
+            cli_error("plan", "--node-bandwidth: there is no memory node %u",
+                      values->rates[r].node);
+            return CLI_USAGE;
+        }
+        node_gbs[i] = values->rates[r].gbs;
+    }
+    return CLI_OK;
+}
+
+int cli_predict(const struct cli_values *values, const struct numoe_machine *machine,
+                const struct numoe_plan *plan, struct numoe_prediction **prediction)
+{
+    struct numoe_predict_options options = NUMOE_PREDICT_OPTIONS_INIT;
+    struct numoe_error error = NUMOE_ERROR_INIT;
+    const struct numoe_kernels *kernels = NULL;
+    double *node_gbs = NULL;
+    int code = CLI_OK;
+
+    options.gpus = values->gpus;
+    options.gpu_count = values->gpu_count;
+    options.tokens = values->tokens.values;
+    options.token_count = values->tokens.count;
+    if (values->isa_count)
+        options.isa = values->isas[0];
+    else if (machine->live)
+        kernels = numoe_kernels_select(NUMOE_FAST, NULL, NULL);
+    if (kernels)
+        options.isa = kernels->isa;
+    if (values->rate_count) {
+        node_gbs = calloc(machine->node_count, sizeof *node_gbs);
+        if (!node_gbs) {
+            cli_error("plan", "out of memory");
+            return CLI_FAILURE;
+        }
+        options.node_gbs = node_gbs;
+        code = fill_rates(values, machine, node_gbs);
+    }
+    if (!code && numoe_predict(machine, plan, &options, prediction, &error))
+        code = cli_report("plan", CLI_STAGE_OPTIONS, &error);
+    free(node_gbs);
+    return code;
+}

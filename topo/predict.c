@@ -1,0 +1,398 @@
+/* From a machine and a plan to predictions. SPDX-License-Identifier: Apache-2.0 */
+#include "predict.h"
+#include "plan_build.h"
+#include "predict_box.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const uint32_t usual_tokens[] = {1, 4, 16, 256, 1024, 4096, 8192, 16384, 65536};
+enum { USUAL_TOKENS = sizeof usual_tokens / sizeof usual_tokens[0] };
+
+/* Of the rate a PCIe link has on paper, what copies from pinned memory reach: 55.4 of 63 GB/s. */
+static const double link_fraction = 0.88;
+/* Memory that is not DRAM, a package (HBM) or a node (CXL), on paper. */
+static const double hbm_package_gbs = 1000, slow_node_gbs = 32;
+
+struct work {
+    const struct numoe_machine *machine;
+    const struct numoe_plan *plan;
+    const struct numoe_predict_options *options;
+    struct numoe_prediction *out;
+    struct cpu_guess guess;
+    struct box box;
+    bool assumed; /* some bandwidth is */
+};
+
+static void figure(struct work *work, const char *name, const char *unit, double value,
+                   bool assumed, const char *format, ...) NUMOE_PRINTF(6, 7);
+
+static void figure(struct work *work, const char *name, const char *unit, double value,
+                   bool assumed, const char *format, ...)
+{
+    struct numoe_prediction_figure *f;
+    va_list args;
+
+    if (work->out->figure_count == NUMOE_PREDICT_FIGURES)
+        return;
+    f = &work->out->figures[work->out->figure_count++];
+    *f = (struct numoe_prediction_figure){
+        .name = name, .unit = unit, .value = value, .assumed = assumed};
+    va_start(args, format);
+    vsnprintf(f->source, sizeof f->source, format, args);
+    va_end(args);
+}
+
+enum source { GIVEN, KNOWN, ASSUMED };
+
+/* Read bandwidth of a domain, bytes a second. */
+static double domain_bandwidth(const struct work *work, uint32_t domain, enum source *source)
+{
+    const struct numoe_machine *machine = work->machine;
+    const double *node_gbs = work->options->node_gbs;
+    enum numoe_node_kind kind = NUMOE_NODE_DRAM;
+    uint32_t package = NUMOE_NONE, peers = 0, nodes = 0, without = 0;
+    double given = 0, known = 0, assumed;
+    enum source given_by = GIVEN;
+
+    for (uint32_t i = 0; i < machine->node_count; i++) {
+        const struct numoe_node *node = &machine->nodes[i];
+        double own = node_gbs ? node_gbs[i] : 0; /* of this node while all are read */
+
+        if (node->domain != domain)
+            continue;
+        nodes++;
+        kind = node->kind;
+        package = node->package;
+        given += own;
+        without += !(own > 0);
+        known = fmax(known, (double)node->bandwidth_mbs * 1e6);
+    }
+    if (given > 0 && !without) {
+        *source = given_by;
+        return given * 1e9;
+    }
+    *source = known > 0 ? KNOWN : ASSUMED;
+    if (!(known > 0)) {
+        /* the package's channels, shared evenly by its domains of this kind */
+        for (uint32_t i = 0; i < machine->node_count; i++) {
+            const struct numoe_node *node = &machine->nodes[i];
+            bool seen = false;
+
+            if (node->kind != kind || node->package != package || !node->capacity_bytes)
+                continue;
+            for (uint32_t j = 0; j < i && !seen; j++)
+                seen = machine->nodes[j].kind == kind && machine->nodes[j].package == package &&
+                       machine->nodes[j].capacity_bytes && machine->nodes[j].domain == node->domain;
+            peers += !seen;
+        }
+        peers = peers ? peers : 1;
+        assumed = kind == NUMOE_NODE_HBM    ? hbm_package_gbs / peers
+                  : kind == NUMOE_NODE_SLOW ? slow_node_gbs
+                                            : work->guess.package_gbs / peers;
+        /* nodes above or beside packages (one node over several, or unknown): all packages' */
+        if (kind != NUMOE_NODE_SLOW && package == NUMOE_NONE && machine->package_count > 1)
+            assumed *= machine->package_count;
+        known = assumed * 1e9 * PREDICT_CHANNEL_FRACTION;
+    }
+    /* where only some nodes were given a figure, the others have their part of the domain's */
+    if (given > 0) {
+        *source = given_by;
+        return given * 1e9 + known * without / nodes;
+    }
+    return known;
+}
+
+static int bandwidth(struct work *work, struct numoe_error *error)
+{
+    static const char *const words[] = {"given", "known of the machine", "assumed"};
+    const struct numoe_machine *machine = work->machine;
+    double *part = calloc(machine->domain_count ? machine->domain_count : 1, sizeof *part);
+    uint32_t used = 0, by_source[3] = {0};
+    struct box *box = &work->box;
+
+    if (!part)
+        return numoe_error_set(error, -ENOMEM, work->plan->source, "out of memory");
+    for (uint32_t i = 0; i < work->plan->node_count; i++) {
+        const struct numoe_plan_node *node = &work->plan->nodes[i];
+
+        part[machine->nodes[node->node].domain] += node->weight;
+        box->nodes += node->weight > 0;
+        box->lanes += node->weight > 0 ? node->lanes : 0;
+    }
+    box->read = INFINITY;
+    for (uint32_t d = 0; d < machine->domain_count; d++) {
+        enum source source;
+        double has, reached;
+
+        if (!(part[d] > 0))
+            continue;
+        has = domain_bandwidth(work, d, &source);
+        by_source[source]++;
+        used++;
+        box->all_read += has;
+        reached = has / part[d];
+        if (reached < box->read) {
+            box->read = reached;
+            box->tightest = d;
+            box->tight_part = part[d];
+        }
+    }
+    free(part);
+    box->domains = used;
+    work->assumed = by_source[ASSUMED] != 0;
+    if (by_source[ASSUMED] == used)
+        figure(work, "memory bandwidth", "GB/s", box->all_read / 1e9, true,
+               "%u domain%s; assumed: %s%s%s, %.1f GB/s a package, of which reading reaches %.2f",
+               used, used > 1 ? "s" : "", work->guess.name ? work->guess.name : "an unknown CPU",
+               " has ", work->guess.channels, work->guess.package_gbs, PREDICT_CHANNEL_FRACTION);
+    else if (by_source[ASSUMED] || (by_source[GIVEN] && by_source[KNOWN]))
+        figure(work, "memory bandwidth", "GB/s", box->all_read / 1e9, by_source[ASSUMED] != 0,
+               "%u domains: %u given, %u known of the machine, %u assumed by the CPU's name", used,
+               by_source[GIVEN], by_source[KNOWN], by_source[ASSUMED]);
+    else
+        figure(work, "memory bandwidth", "GB/s", box->all_read / 1e9, false, "%u domain%s; %s",
+               used, used > 1 ? "s" : "", words[by_source[GIVEN] ? GIVEN : KNOWN]);
+    if (box->read < box->all_read * 0.98)
+        figure(work, "as the plan uses it", "GB/s", box->read / 1e9, by_source[ASSUMED] != 0,
+               "one domain holds %.1f %% of the weights and is read last", box->tight_part * 100);
+    return 0;
+}
+
+/* Cores that serve the plan's nodes, whether workers are on them or not. */
+static double count_cores(const struct work *work)
+{
+    double count = 0;
+
+    for (uint32_t i = 0; i < work->plan->node_count; i++)
+        count += work->machine->nodes[work->plan->nodes[i].node].core_count;
+    return count > 1 ? count : 1;
+}
+
+static int cores(struct work *work, struct numoe_error *error)
+{
+    const struct numoe_machine *machine = work->machine;
+    const struct numoe_plan *plan = work->plan;
+    const struct cpu_guess *guess = &work->guess;
+    bool *core = calloc((size_t)machine->core_count + 1, sizeof *core);
+    bool *package = calloc((size_t)machine->package_count + 1, sizeof *package);
+    double each, count = 0, ghz = work->options->ghz > 0 ? work->options->ghz : guess->ghz;
+    struct box *box = &work->box;
+    bool from_memory;
+
+    if (!core || !package) {
+        free(core);
+        free(package);
+        return numoe_error_set(error, -ENOMEM, plan->source, "out of memory");
+    }
+    for (uint32_t i = 0; i < plan->worker_count; i++) {
+        const struct numoe_pu *pu = &machine->pus[plan->workers[i].pu];
+        uint32_t at = pu->package < machine->package_count ? pu->package : machine->package_count;
+
+        count += !core[pu->core];
+        core[pu->core] = true;
+        box->packages += !package[at];
+        package[at] = true;
+    }
+    free(core);
+    free(package);
+    box->workers = plan->worker_count;
+    /* what was measured or given was read by cores: each has its part of it at the least */
+    each = guess->core_read_gbs * 1e9;
+    from_memory = !work->assumed && box->all_read > each * count_cores(work);
+    if (from_memory)
+        each = box->all_read / count_cores(work);
+    box->core_read = count * each;
+    box->ops = count * guess->ops_a_cycle * ghz * 1e9;
+    figure(work, "cores reading", "GB/s", box->core_read / 1e9, !from_memory,
+           "%.0f cores of %.1f GB/s each; %s", count, each / 1e9,
+           from_memory ? "their part of the memory bandwidth" : "assumed");
+    figure(work, "int8 arithmetic", "Top/s", box->ops / 1e12,
+           !(work->options->ghz > 0) && !guess->ghz_from_name,
+           "%.0f cores of %.0f int8 operations a cycle (%s, %s) at %.2f GHz (%s)", count,
+           guess->ops_a_cycle, guess->isa, guess->ops_words, ghz,
+           work->options->ghz > 0 ? "given"
+           : guess->ghz_from_name ? "in the CPU's name"
+                                  : "assumed");
+    return 0;
+}
+
+static int add_gpu(struct work *work, const struct numoe_predict_gpu *gpu)
+{
+    struct numoe_prediction *out = work->out;
+    struct numoe_predict_gpu *mine = &out->gpus[out->gpu_count];
+    bool known;
+
+    *mine = *gpu;
+    mine->name[sizeof mine->name - 1] = 0;
+    known = predict_guess_gpu(mine) || (gpu->tflops > 0 && gpu->memory_gbs > 0);
+    work->box.gpus[out->gpu_count++] = (struct box_gpu){
+        .link = mine->link_gbs * 1e9,
+        .memory_bytes = (double)mine->memory_bytes,
+        .flops = mine->tflops * 1e12,
+        .memory = mine->memory_gbs * 1e9,
+    };
+    work->box.gpu_count = out->gpu_count;
+    if (!known && topo_note(&out->notes, &out->note_count,
+                            "GPU %s is not known by its name: %.0f TFLOP/s and %.0f GB/s of "
+                            "device memory are assumed",
+                            mine->name, mine->tflops, mine->memory_gbs))
+        return -ENOMEM;
+    return 0;
+}
+
+static int gpus(struct work *work, struct numoe_error *error)
+{
+    const struct numoe_predict_options *options = work->options;
+    const struct numoe_machine *machine = work->machine;
+    uint32_t room = options->gpus ? options->gpu_count : machine->device_count;
+    struct numoe_prediction *out = work->out;
+    double link = 0;
+
+    if (options->gpus && options->gpu_count > BOX_MOST_GPUS)
+        return numoe_error_set(error, -EINVAL, "gpu", "%u GPUs are more than %d",
+                               options->gpu_count, BOX_MOST_GPUS);
+    out->gpus = calloc((size_t)room + 1, sizeof *out->gpus);
+    if (!out->gpus)
+        goto memory;
+    for (uint32_t i = 0; options->gpus && i < options->gpu_count; i++) {
+        const struct numoe_predict_gpu *gpu = &options->gpus[i];
+        bool there = false;
+
+        for (uint32_t n = 0; n < machine->node_count; n++)
+            there |= machine->nodes[n].os_index == gpu->node;
+        if (!there)
+            return numoe_error_set(error, -EINVAL, "gpu", "GPU %.31s: there is no memory node %u",
+                                   gpu->name, gpu->node);
+        if (!(gpu->link_gbs > 0) || !isfinite(gpu->link_gbs) || gpu->tflops < 0 ||
+            gpu->memory_gbs < 0)
+            return numoe_error_set(error, -EINVAL, "gpu", "GPU %.31s: a link of %g GB/s is no link",
+                                   gpu->name, gpu->link_gbs);
+        if (add_gpu(work, gpu))
+            goto memory;
+    }
+    for (uint32_t i = 0; !options->gpus && i < room; i++) {
+        const struct numoe_device *device = &machine->devices[i];
+        struct numoe_predict_gpu gpu = {.node = NUMOE_NONE};
+
+        if (!device->gpu || !(device->link_gbs > 0) || !device->memory_bytes ||
+            out->gpu_count == BOX_MOST_GPUS)
+            continue;
+        memcpy(gpu.name, device->name, sizeof gpu.name);
+        gpu.link_gbs = device->link_gbs * link_fraction;
+        gpu.memory_bytes = device->memory_bytes;
+        if (device->locality_known && device->node_count)
+            gpu.node = machine->nodes[device->nodes[0]].os_index;
+        if (add_gpu(work, &gpu))
+            goto memory;
+    }
+    for (uint32_t i = 0; i < out->gpu_count; i++)
+        link += out->gpus[i].link_gbs;
+    if (out->gpu_count)
+        figure(work, "links", "GB/s", link, !options->gpus, "%u GPU%s; %s", out->gpu_count,
+               out->gpu_count > 1 ? "s" : "",
+               options->gpus ? "given" : "as PCIe says, of which copies reach 0.88");
+    return 0;
+memory:
+    return numoe_error_set(error, -ENOMEM, work->plan->source, "out of memory");
+}
+
+static int cells(struct work *work, struct numoe_error *error)
+{
+    const struct numoe_predict_options *options = work->options;
+    const uint32_t *tokens = options->tokens ? options->tokens : usual_tokens;
+    uint32_t count = options->tokens ? options->token_count : USUAL_TOKENS;
+    struct numoe_prediction *out = work->out;
+
+    if (!count || count > UINT32_MAX / NUMOE_WAYS)
+        return numoe_error_set(error, -EINVAL, "tokens", "%u sizes are none or too many", count);
+    out->cells = calloc((size_t)count * NUMOE_WAYS, sizeof *out->cells);
+    if (!out->cells)
+        return numoe_error_set(error, -ENOMEM, work->plan->source, "out of memory");
+    for (enum numoe_way way = 0; way < NUMOE_WAYS; way++) {
+        if (way != NUMOE_WAY_CPU && !work->box.gpu_count)
+            continue;
+        if (way == NUMOE_WAY_STREAM && work->box.gpu_count < 2)
+            continue;
+        for (uint32_t i = 0; i < count; i++) {
+            if (!tokens[i])
+                return numoe_error_set(error, -EINVAL, "tokens", "a pass of 0 tokens is none");
+            predict_cell(&work->box, way, tokens[i], &out->cells[out->cell_count++]);
+        }
+    }
+    return 0;
+}
+
+static int check(const struct numoe_machine *machine, const struct numoe_plan *plan,
+                 const struct numoe_predict_options *options, struct numoe_error *error)
+{
+    if (!plan->shape.layers || !plan->shape.experts || !plan->shape.experts_per_token ||
+        !plan->shape.hidden)
+        return numoe_error_set(error, -EINVAL, "numoe_predict", "the plan is without a model");
+    for (uint32_t i = 0; options->node_gbs && i < machine->node_count; i++)
+        if (!(options->node_gbs[i] >= 0) || !isfinite(options->node_gbs[i]))
+            return numoe_error_set(error, -EINVAL, "node-bandwidth",
+                                   "node %u: %g GB/s is no bandwidth", machine->nodes[i].os_index,
+                                   options->node_gbs[i]);
+    return 0;
+}
+
+int numoe_predict(const struct numoe_machine *machine, const struct numoe_plan *plan,
+                  const struct numoe_predict_options *given, struct numoe_prediction **prediction,
+                  struct numoe_error *error)
+{
+    struct numoe_predict_options options = NUMOE_PREDICT_OPTIONS_INIT;
+    struct work work = {.machine = machine, .plan = plan, .options = &options};
+    const struct numoe_expert_shape *shape;
+    int rc;
+
+    if (!machine || !plan || !prediction || (given && given->size < sizeof given->size))
+        return numoe_error_set(error, -EINVAL, "numoe_predict", "machine or plan missing");
+    if (given)
+        memcpy(&options, given, given->size < sizeof options ? given->size : sizeof options);
+    shape = &plan->shape;
+    rc = check(machine, plan, &options, error);
+    if (rc)
+        return rc;
+    if (!predict_guess_cpu(machine->cpu_model, options.isa, &work.guess))
+        return numoe_error_set(error, -EINVAL, "isa", "\"%s\" are no known instructions",
+                               options.isa);
+    work.out = calloc(1, sizeof *work.out);
+    if (!work.out)
+        return numoe_error_set(error, -ENOMEM, plan->source, "out of memory");
+    work.box.layers = (double)shape->layers;
+    work.box.experts = (double)shape->experts;
+    work.box.top_k = (double)shape->experts_per_token;
+    work.box.hidden = (double)shape->hidden;
+    work.box.intermediate = (double)shape->slices * 32;
+    work.box.expert_bytes =
+        (double)shape->slices * (double)shape->slice_bytes + (double)shape->expert_bytes;
+    rc = bandwidth(&work, error);
+    if (!rc)
+        rc = cores(&work, error);
+    if (!rc)
+        rc = gpus(&work, error);
+    if (!rc)
+        rc = cells(&work, error);
+    if (rc) {
+        numoe_prediction_free(work.out);
+        return rc;
+    }
+    predict_what_ifs(&work.box, work.out);
+    *prediction = work.out;
+    return 0;
+}
+
+void numoe_prediction_free(struct numoe_prediction *prediction)
+{
+    if (!prediction)
+        return;
+    free(prediction->cells);
+    free(prediction->gpus);
+    topo_notes_free(prediction->notes, prediction->note_count);
+    free(prediction);
+}

@@ -1,0 +1,74 @@
+/*
+ * predict_box.h - a machine, a plan and a model in the few numbers that predictions need.
+ *
+ * Plain data: a what-if is a copy with some numbers changed.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#ifndef PREDICT_BOX_H
+#define PREDICT_BOX_H
+
+#include "predict.h"
+
+enum { BOX_MOST_GPUS = 64 };
+
+struct box_gpu {
+    double link;         /* bytes a second */
+    double memory_bytes; /* for experts */
+    double flops;        /* peak */
+    double memory;       /* bytes a second of device memory */
+};
+
+struct box {
+    /* model */
+    double layers, experts, top_k, hidden, intermediate;
+    double expert_bytes;
+    /* CPU */
+    double read;      /* bytes a second that a layer's weights are read at, by memory alone:
+                         the slowest domain's bandwidth over its part of the weights */
+    double all_read;  /* the same of all domains together */
+    double core_read; /* bytes a second of all workers, by cores alone */
+    double ops;       /* int8 operations a second of all workers */
+    double workers, packages;
+    double nodes; /* that hold slices */
+    double lanes; /* of the plan, all nodes */
+    double domains;
+    uint32_t tightest; /* domain that sets read */
+    double tight_part; /* its part of the weights */
+    /* GPUs */
+    struct box_gpu gpus[BOX_MOST_GPUS];
+    uint32_t gpu_count;
+};
+
+/* What is assumed of a CPU by its name. */
+struct cpu_guess {
+    const char *name;     /* generation, for words; NULL: not known */
+    double package_gbs;   /* theoretical bandwidth of a package's channels */
+    const char *channels; /* in words */
+    double core_read_gbs; /* one core alone */
+    double ghz;           /* all cores at work */
+    bool ghz_from_name;
+    const char *isa;
+    double ops_a_cycle; /* int8 operations of a core */
+    const char *ops_words;
+};
+
+/* isa: overrules the CPU's, or NULL. @return false when isa is not known */
+bool predict_guess_cpu(const char *model, const char *isa, struct cpu_guess *guess);
+/* Fill what is 0 by the GPU's name. @return false when the name is not known: assumed then */
+bool predict_guess_gpu(struct numoe_predict_gpu *gpu);
+
+/* Of the bandwidth that channels have on paper, what reading reaches: 0.7 to 0.8 on servers. */
+#define PREDICT_CHANNEL_FRACTION 0.75
+
+/*
+ * Time of one layer on one way. cell: way, tokens and everything after them is filled; a way that
+ * is not possible says why.
+ */
+void predict_cell(const struct box *box, enum numoe_way way, uint32_t tokens,
+                  struct numoe_prediction_cell *cell);
+
+/* What changes would give. */
+void predict_what_ifs(const struct box *box, struct numoe_prediction *prediction);
+
+#endif
