@@ -143,7 +143,7 @@ static int refuse(const struct plan_build *build, const struct totals *totals, u
     free(numbers);
     /* room is lost where a node ends in part of a slice: never report a shortage of nothing */
     lacking = totals->bytes > have ? totals->bytes - have : plan->shape.slice_bytes;
-    if (machine->live && machine->cgroup_bytes <= have)
+    if (machine->cgroup_bytes <= have)
         snprintf(help, sizeof help, "raise the memory limit of the cgroup, which grants %s",
                  topo_bytes(extra, machine->cgroup_bytes));
     else if (!have && !machine->live && !plan->nodes[0].capacity_bytes)
@@ -180,7 +180,7 @@ static int split(struct plan_build *build, const struct totals *totals, const ui
     struct numoe_plan *plan = build->plan;
     uint64_t have = room_of(build);
 
-    if (build->machine->live && totals->bytes > build->machine->cgroup_bytes)
+    if (totals->bytes > build->machine->cgroup_bytes)
         return refuse(build, totals,
                       have < build->machine->cgroup_bytes ? have : build->machine->cgroup_bytes,
                       error);
