@@ -145,6 +145,10 @@ int numoe_machine_save(const struct numoe_machine *machine, const char *path,
 const struct numoe_pair_speed *numoe_machine_speed(const struct numoe_machine *machine,
                                                    uint32_t domain, uint32_t node);
 
+/** Read bandwidth of a node, MB/s: its own part as measured with all nodes busy, else the fastest
+ *  domain's as measured, else what the firmware says; 0: not known. */
+uint64_t numoe_machine_bandwidth(const struct numoe_machine *machine, uint32_t node);
+
 /** Something about a machine that costs speed. */
 struct numoe_warning {
     char what[32];     /**< a word for programs: "numa_balancing", "swap", ... */
@@ -167,6 +171,7 @@ struct numoe_warnings {
 int numoe_machine_health(const struct numoe_machine *machine, const char *root,
                          struct numoe_warnings *warnings);
 void numoe_warnings_free(struct numoe_warnings *warnings);
+void numoe_warnings_print(const struct numoe_warnings *warnings, FILE *out);
 
 /** Distance between two nodes by dense index: from the table, else 10 the same, 20 others. */
 uint32_t numoe_machine_distance(const struct numoe_machine *machine, uint32_t a, uint32_t b);

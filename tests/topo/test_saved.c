@@ -373,7 +373,7 @@ Test(topo_saved, contradictions_are_refused)
         {"\"beside\":null", "\"beside\":9", "range"},
         {"\"pu_count\":4", "\"pu_count\":3", "number of its allowed CPUs"},
         {"\"core_count\":2,", "\"core_count\":1,", "number of its cores"},
-        {"\"capacity_bytes\":", "\"capacity_bytes\":999999999", "nodes[0]"},
+        {"\"capacity_bytes\":", "\"capacity_bytes\":299999999", "nodes[0]"},
         {"\"free_bytes\":", "\"free_bytes\":9", "nodes[0].free_bytes"},
         {"\"core\":1", "\"core\":3", "order"},
         {"\"core\":1", "\"core\":4294967297", "range"},
