@@ -145,6 +145,39 @@ Test(topo_health, what_cannot_be_read_is_not_warned_of)
     numoe_machine_free(machine);
 }
 
+/* A captured system is someone else's directory. */
+Test(topo_health, pipes_and_devices_do_not_hold_it_up)
+{
+    static const char *const names[] = {"proc/self/cgroup", "proc/self/mountinfo", "proc/meminfo",
+                                        "proc/self/limits", "proc/sys/vm/zone_reclaim_mode"};
+    struct numoe_machine *machine = two_nodes();
+    char path[256];
+
+    for (int round = 0; round < 3; round++) {
+        make_root();
+        put("proc/self/cgroup", "0::/box\n");
+        put("proc/self/mountinfo", "30 1 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n");
+        for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+            snprintf(path, sizeof path, "%s/%s", root, names[i]);
+            unlink(path);
+            if (round == 0) {
+                cr_assert_eq(mkfifo(path, 0600), 0);
+            } else if (round == 1) {
+                cr_assert_eq(symlink("/dev/zero", path), 0);
+            } else { /* zeros without end, as good as */
+                put(names[i], "%s", "");
+                cr_assert_eq(truncate(path, (off_t)1 << 40), 0);
+            }
+        }
+        expect(machine, 0, NULL);
+        for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+            snprintf(path, sizeof path, "%s/%s", root, names[i]);
+            unlink(path);
+        }
+    }
+    numoe_machine_free(machine);
+}
+
 Test(topo_health, settings_of_the_kernel)
 {
     struct numoe_machine *machine = two_nodes(), *one;
