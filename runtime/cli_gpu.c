@@ -90,13 +90,13 @@ static json_t *gpu_json(const struct numoe_gpu_properties *p)
                      p->locality_known ? json_integer(p->os_node) : json_null());
 }
 
-int cli_topo_json(const struct numoe_machine *machine)
+int cli_topo_json(const struct numoe_machine *machine, const struct numoe_warnings *warnings)
 {
     struct numoe_error error = NUMOE_ERROR_INIT;
     char *text = NULL;
     size_t size = 0;
     FILE *memory = open_memstream(&text, &size);
-    json_t *object, *gpus = json_array();
+    json_t *object, *gpus = json_array(), *warned;
     int count, rc;
 
     if (!memory) {
@@ -125,6 +125,14 @@ int cli_topo_json(const struct numoe_machine *machine)
         json_array_append_new(gpus, gpu);
     }
     json_object_set_new(object, "gpus", gpus);
+    warned = json_array();
+    for (uint32_t i = 0; i < warnings->count; i++) {
+        const struct numoe_warning *w = &warnings->list[i];
+
+        json_array_append_new(warned, json_pack("{s:s, s:s, s:s}", "what", w->what, "message",
+                                                w->message, "fix", w->fix));
+    }
+    json_object_set_new(object, "warnings", warned);
     json_object_set_new(object, "gpu_reason", json_string(count < 0 ? error.message : ""));
     rc = json_dumpf(object, stdout, JSON_INDENT(2)) ? -EIO : 0;
     putchar('\n');

@@ -18,6 +18,6 @@ struct json_t *cli_gpu_json(const struct numoe_model_info *info, const struct nu
 /* The GPUs of this machine with locality, and whether each can be used; nothing for another's. */
 void cli_topo_gpus(const struct numoe_machine *machine);
 /* The whole of numoe topo --json. 0, -ENOMEM or -EIO */
-int cli_topo_json(const struct numoe_machine *machine);
+int cli_topo_json(const struct numoe_machine *machine, const struct numoe_warnings *warnings);
 
 #endif

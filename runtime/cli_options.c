@@ -54,6 +54,9 @@ static const struct option_text option_texts[] = {
     [CLI_KEEP_FREE] = {"keep-free", "SIZE",
                        "leave this much memory of each node free, as in 2GiB or 500MB"},
     [CLI_LAYERS] = {"layers", "N", "MoE layers (default: the model's)"},
+    [CLI_MEASURE] = {"measure", NULL,
+                     "measure how fast each memory node is read from where: a third of a second\n"
+                     "for each pair, 1024 pairs at most"},
     [CLI_MODEL] = {"model", "NAME", "a model by name; numoe --help lists them"},
     [CLI_NODES] = {"nodes", "LIST", "use these memory nodes only, as in 0,2,8-15"},
     [CLI_NODE_BANDWIDTH] = {"node-bandwidth", "[LIST=]GB/s",
@@ -64,6 +67,9 @@ static const struct option_text option_texts[] = {
     [CLI_RESERVE_CPUS] = {"reserve-cpus", "LIST",
                           "no workers on the cores of these CPUs: they are the engine's own"},
     [CLI_RESIDENT] = {"resident", NULL, "with --gpu: weights stay in device memory (default)"},
+    [CLI_SAVE] = {"save", "FILE",
+                  "also write all that is known of the machine to a file, for\n"
+                  "--topology here or elsewhere"},
     [CLI_SEED] = {"seed", "N", "seed of everything random (default: 1)"},
     [CLI_SMT] = {"smt", NULL, "also use the second hardware threads of cores"},
     [CLI_STEPS] = {"steps", "N", "end after so many steps, however long they take"},
@@ -72,7 +78,8 @@ static const struct option_text option_texts[] = {
     [CLI_THREADS] = {"threads", "N", "threads that execute the plan, whatever its workers"},
     [CLI_TOKENS] = {"tokens", "LIST", "batch sizes to measure, as in 1,16,256"},
     [CLI_TOPOLOGY] = {"topology", "WHAT",
-                      "another machine: an hwloc XML file, or a synthetic string such as\n"
+                      "another machine: a file of numoe topo --save or an hwloc XML file, a\n"
+                      "directory with its sys/ and proc/, or a synthetic string such as\n"
                       "'pack:2 l3:16 [numa(memory=16GB)] core:4 pu:2' (default: this one)"},
     [CLI_WORKERS] = {"workers", "N", "worker threads (default: one for each core allowed)"},
 };
@@ -286,6 +293,9 @@ static int set_option(enum cli_option option, const char *text, struct cli_value
         return cli_parse_size(text, &values->keep_free_bytes, error);
     case CLI_LAYERS:
         return parse_count(text, UINT32_MAX, &values->layers, error);
+    case CLI_MEASURE:
+        values->measure = true;
+        return 0;
     case CLI_MODEL:
         values->model = text;
         return 0;
@@ -301,6 +311,9 @@ static int set_option(enum cli_option option, const char *text, struct cli_value
         return cli_parse_list(text, &values->reserved, error);
     case CLI_RESIDENT:
         values->resident = true;
+        return 0;
+    case CLI_SAVE:
+        values->save = text;
         return 0;
     case CLI_SEED:
         if (!parse_number(text, &values->seed, NULL))

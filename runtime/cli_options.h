@@ -39,6 +39,7 @@ enum cli_option {
     CLI_JSON,
     CLI_KEEP_FREE,
     CLI_LAYERS,
+    CLI_MEASURE,
     CLI_MODEL,
     CLI_NODES,
     CLI_NODE_BANDWIDTH,
@@ -46,6 +47,7 @@ enum cli_option {
     CLI_REPEAT,
     CLI_RESERVE_CPUS,
     CLI_RESIDENT,
+    CLI_SAVE,
     CLI_SEED,
     CLI_SMT,
     CLI_STEPS,
@@ -71,11 +73,11 @@ struct cli_rate {
 
 /* What the command line says; zero or NULL where it says nothing. */
 struct cli_values {
-    const char *directory, *model, *topology;
+    const char *directory, *model, *save, *topology;
     struct cli_list cpus, nodes, tokens;
     uint64_t duration_s, experts, layers, keep_free_bytes, seed, steps;
     uint32_t repeat, threads, workers;
-    bool json, smt, gpu, resident, stream;
+    bool json, measure, smt, gpu, resident, stream;
     bool seed_given;
     char *isa_text; /* holds what isas point to */
     const char *isas[CLI_MAX_ISAS];

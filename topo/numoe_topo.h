@@ -75,9 +75,17 @@ struct numoe_device {
     uint64_t memory_bytes; /**< GPU memory; 0: not known */
 };
 
+/** Speed of reading one node's memory from all CPUs of one memory domain, measured. */
+struct numoe_pair_speed {
+    uint32_t domain;        /**< of the CPUs (numoe_pu.domain) */
+    uint32_t node;          /**< dense index */
+    uint64_t bandwidth_mbs; /**< 10^6 bytes a second; nothing else was reading */
+    double latency_ns;      /**< of a dependent load that misses all caches; 0: not measured */
+};
+
 /** A machine. Plain data; read only after numoe_machine_load. */
 struct numoe_machine {
-    char *source; /**< "live", the file, or the synthetic string */
+    char *source; /**< "live", the file or directory, or the synthetic string */
     bool live;
     struct numoe_node *nodes;
     uint32_t node_count;
@@ -86,22 +94,34 @@ struct numoe_machine {
     uint32_t core_count, l3_count, domain_count, package_count;
     struct numoe_device *devices;
     uint32_t device_count;
-    uint32_t *distances;   /**< node_count x node_count, 10 = local; NULL: not known */
-    uint64_t cgroup_bytes; /**< memory the cgroup still grants (live); UINT64_MAX: no limit */
-    double cpu_quota;      /**< CPUs the cgroup's quota grants (live); 0: no limit */
-    char **notes;          /**< remarks in plain words: orphan cores, odd data, ... */
+    uint32_t *distances; /**< node_count x node_count, 10 = local; NULL: not known */
+    uint64_t
+        cgroup_bytes; /**< memory the cgroup still grants (live, saved); UINT64_MAX: no limit */
+    double cpu_quota; /**< CPUs the cgroup's quota grants (live, saved); 0: no limit */
+    char **notes;     /**< remarks in plain words: orphan cores, odd data, ... */
     uint32_t note_count;
     char cpu_model[96]; /**< or empty */
+    /* measured (numoe topo --measure); each pair of domain and node at most once */
+    struct numoe_pair_speed *pairs;
+    uint32_t pair_count;
+    /** node_count numbers, or NULL: what the CPUs of each node read from it while those of all
+     *  others did the same, MB/s; 0: the node has no CPUs, or was left out */
+    uint64_t *together_mbs;
+    /* of a machine that was saved: what it was before. live is false then */
+    char *saved_source; /**< its source; NULL: not a saved machine */
+    bool saved_live;
 };
 
 /**
  * Read a machine.
- * @param source  NULL or "" or "live": this machine; else the path of an hwloc XML file when
- *                such a file exists; else an hwloc synthetic string. Untrusted: damaged input is
- *                an error, never a crash.
+ * @param source  NULL or "" or "live": this machine; else the path of a file when there is one (an
+ *                hwloc XML file, or what numoe_machine_save wrote), or of a directory that holds
+ *                another machine's sys/ and proc/ (as hwloc-gather-topology packs them); else an
+ *                hwloc synthetic string. Untrusted: damaged input is an error, never a crash.
  * @return 0 (free with numoe_machine_free); -ENOENT, -EINVAL, -E2BIG, -ENOMEM with error filled
  * @thread any; one at a time, others wait. A file or string is interpreted in a child process
- *         first (fork), which is reaped before the call returns.
+ *         first (fork), which is reaped before the call returns. A saved machine is not hwloc's to
+ *         interpret and needs no process.
  */
 int numoe_machine_load(const char *source, struct numoe_machine **machine,
                        struct numoe_error *error);
@@ -111,6 +131,47 @@ void numoe_machine_free(struct numoe_machine *machine);
 void numoe_machine_print(const struct numoe_machine *machine, FILE *out);
 /** The same as JSON (one object). @return 0 or -ENOMEM/-EIO */
 int numoe_machine_print_json(const struct numoe_machine *machine, FILE *out);
+
+/**
+ * Write the whole of a machine as JSON, which numoe_machine_load reads back as an equal machine;
+ * docs/machine.md has the format. The file is complete or not there: it is written beside path and
+ * then takes its place.
+ * @return 0; -EINVAL, -ENOMEM, or what opening or writing said, with error filled
+ */
+int numoe_machine_save(const struct numoe_machine *machine, const char *path,
+                       struct numoe_error *error);
+
+/** What was measured of a node's memory from a domain's CPUs; NULL: nothing. */
+const struct numoe_pair_speed *numoe_machine_speed(const struct numoe_machine *machine,
+                                                   uint32_t domain, uint32_t node);
+
+/** Read bandwidth of a node, MB/s: its own part as measured with all nodes busy, else the fastest
+ *  domain's as measured, else what the firmware says; 0: not known. */
+uint64_t numoe_machine_bandwidth(const struct numoe_machine *machine, uint32_t node);
+
+/** Something about a machine that costs speed. */
+struct numoe_warning {
+    char what[32];     /**< a word for programs: "numa_balancing", "swap", ... */
+    char message[320]; /**< one sentence */
+    char fix[240];     /**< the command that mends it, or what to do */
+};
+
+struct numoe_warnings {
+    struct numoe_warning *list;
+    uint32_t count;
+};
+
+/**
+ * Look for what costs speed: settings of the kernel, limits of the process and of its container,
+ * memory that is spread unevenly.
+ * @param root  the directory that stands for "/", so that a captured machine can be judged; "" is
+ *              this machine. What cannot be read there is not warned of.
+ * @return 0 (free with numoe_warnings_free) or -ENOMEM
+ */
+int numoe_machine_health(const struct numoe_machine *machine, const char *root,
+                         struct numoe_warnings *warnings);
+void numoe_warnings_free(struct numoe_warnings *warnings);
+void numoe_warnings_print(const struct numoe_warnings *warnings, FILE *out);
 
 /** Distance between two nodes by dense index: from the table, else 10 the same, 20 others. */
 uint32_t numoe_machine_distance(const struct numoe_machine *machine, uint32_t a, uint32_t b);

@@ -1,8 +1,9 @@
 /*
  * How many slices go to which node, in whole numbers from beginning to end.
  *
- * A node's weight is its bandwidth where that is known of all nodes, else its part of its memory
- * domain (whose channels count once) averaged with its part of the cores. Weights become whole
+ * A node's weight is its bandwidth where that is known of all nodes (measured, else told by the
+ * firmware), else its part of its memory domain (whose channels count once) averaged with its part
+ * of the cores. Weights become whole
  * counts of slices over the model, none above what the node has room for; the counts become exact
  * shares, and numoe_plan_boundary spreads each share over layers and experts.
  *
@@ -56,38 +57,117 @@ static int count_totals(const struct numoe_expert_shape *shape, struct totals *t
     return 0;
 }
 
+/* Bandwidth of a node, and whether it is the node's own part of channels that it shares. */
+enum bandwidth_source {
+    MEASURED_TOGETHER, /* while all nodes were read: its own part */
+    MEASURED_ALONE,    /* by the domain that reads it fastest: the channels' */
+    FIRMWARE,          /* the same, as memory attributes say */
+    NOT_KNOWN
+};
+
+static uint64_t bandwidth_of(const struct numoe_machine *machine, uint32_t node,
+                             enum bandwidth_source source)
+{
+    uint64_t best = 0;
+
+    switch (source) {
+    case MEASURED_TOGETHER:
+        return machine->together_mbs ? machine->together_mbs[node] : 0;
+    case MEASURED_ALONE:
+        for (uint32_t i = 0; i < machine->pair_count; i++)
+            if (machine->pairs[i].node == node && machine->pairs[i].bandwidth_mbs > best)
+                best = machine->pairs[i].bandwidth_mbs;
+        return best;
+    case FIRMWARE:
+        return machine->nodes[node].bandwidth_mbs;
+    case NOT_KNOWN:
+        break;
+    }
+    return 0;
+}
+
+/* The best source that knows all of the plan's nodes; fills in their bandwidths. */
+static enum bandwidth_source choose_source(const struct plan_build *build, uint64_t *bandwidth)
+{
+    const struct numoe_plan *plan = build->plan;
+    enum bandwidth_source source;
+
+    for (source = MEASURED_TOGETHER; source < NOT_KNOWN; source++) {
+        bool known = true;
+
+        for (uint32_t i = 0; i < plan->node_count; i++) {
+            bandwidth[i] = bandwidth_of(build->machine, plan->nodes[i].node, source);
+            known &= bandwidth[i] != 0;
+        }
+        if (known)
+            break;
+    }
+    return source;
+}
+
+/* What was measured of equal nodes differs a little, and shares must not follow noise. */
+static void even_out(uint64_t *bandwidth, uint32_t count)
+{
+    enum { NOISE_PERCENT = 5 };
+    uint64_t least = UINT64_MAX, most = 0, sum = 0;
+
+    for (uint32_t i = 0; i < count; i++) {
+        least = bandwidth[i] < least ? bandwidth[i] : least;
+        most = bandwidth[i] > most ? bandwidth[i] : most;
+        sum += bandwidth[i];
+    }
+    if ((most - least) * 100 > most * NOISE_PERCENT)
+        return;
+    for (uint32_t i = 0; i < count; i++)
+        bandwidth[i] = sum / count;
+}
+
 static void weigh(struct plan_build *build, uint64_t *weight)
 {
+    static const char *const notes[] = {
+        [MEASURED_TOGETHER] = "shares follow the bandwidth of nodes as measured, all at once",
+        [MEASURED_ALONE] = "shares follow the bandwidth of nodes as measured, each alone",
+        [FIRMWARE] = "shares follow the bandwidth of nodes as the firmware gives it",
+        [NOT_KNOWN] = "bandwidth is not known: shares follow memory domains and cores",
+    };
     const struct numoe_machine *machine = build->machine;
     const struct numoe_plan *plan = build->plan;
+    enum bandwidth_source source = choose_source(build, weight);
     uint64_t cores = 0, parts = 0;
-    bool known = true;
+    bool known = source != NOT_KNOWN;
 
-    for (uint32_t i = 0; i < plan->node_count; i++) {
-        known &= machine->nodes[plan->nodes[i].node].bandwidth_mbs != 0;
+    if (source <= MEASURED_ALONE)
+        even_out(weight, plan->node_count);
+    for (uint32_t i = 0; i < plan->node_count; i++)
         cores += build->core_units[i];
-    }
-    for (uint32_t i = 0; i < plan->node_count; i++) {
-        const struct numoe_node *node = &machine->nodes[plan->nodes[i].node];
-        uint64_t sharing = 0, bandwidth = 0;
-
-        for (uint32_t j = 0; j < plan->node_count; j++) {
-            const struct numoe_node *other = &machine->nodes[plan->nodes[j].node];
-
-            if (other->domain != node->domain)
+    /* nodes of one domain share its channels; the fastest tells what those can do */
+    for (uint32_t i = 0; known && i < plan->node_count; i++)
+        for (uint32_t j = 0; j < i && source != MEASURED_TOGETHER; j++) {
+            if (machine->nodes[plan->nodes[j].node].domain !=
+                machine->nodes[plan->nodes[i].node].domain)
                 continue;
-            sharing++;
-            bandwidth = other->bandwidth_mbs > bandwidth ? other->bandwidth_mbs : bandwidth;
+            if (weight[j] > weight[i])
+                weight[i] = weight[j];
+            else
+                weight[j] = weight[i];
         }
-        weight[i] = known ? (bandwidth << 16) / sharing : DOMAIN_UNITS / sharing;
+    for (uint32_t i = 0; i < plan->node_count; i++) {
+        uint32_t domain = machine->nodes[plan->nodes[i].node].domain;
+        uint64_t sharing = 0;
+
+        for (uint32_t j = 0; j < plan->node_count; j++)
+            sharing += machine->nodes[plan->nodes[j].node].domain == domain;
+        if (source == MEASURED_TOGETHER)
+            weight[i] <<= 16;
+        else
+            weight[i] = known ? (weight[i] << 16) / sharing : DOMAIN_UNITS / sharing;
         parts += weight[i];
     }
     if (!known && cores)
         for (uint32_t i = 0; i < plan->node_count; i++)
             weight[i] = weight[i] * cores + build->core_units[i] * parts;
     if (plan->node_count > 1)
-        plan_note(build, known ? "shares follow the bandwidth of nodes"
-                               : "bandwidth is not known: shares follow memory domains and cores");
+        plan_note(build, "%s", notes[source]);
 }
 
 /* Experts whose slice 0 lies before a node, given the share before it: floor(x + phi) >= 1. */
@@ -143,7 +223,7 @@ static int refuse(const struct plan_build *build, const struct totals *totals, u
     free(numbers);
     /* room is lost where a node ends in part of a slice: never report a shortage of nothing */
     lacking = totals->bytes > have ? totals->bytes - have : plan->shape.slice_bytes;
-    if (machine->live && machine->cgroup_bytes <= have)
+    if (machine->cgroup_bytes <= have)
         snprintf(help, sizeof help, "raise the memory limit of the cgroup, which grants %s",
                  topo_bytes(extra, machine->cgroup_bytes));
     else if (!have && !machine->live && !plan->nodes[0].capacity_bytes)
@@ -180,7 +260,7 @@ static int split(struct plan_build *build, const struct totals *totals, const ui
     struct numoe_plan *plan = build->plan;
     uint64_t have = room_of(build);
 
-    if (build->machine->live && totals->bytes > build->machine->cgroup_bytes)
+    if (totals->bytes > build->machine->cgroup_bytes)
         return refuse(build, totals,
                       have < build->machine->cgroup_bytes ? have : build->machine->cgroup_bytes,
                       error);

@@ -322,7 +322,7 @@ static uint32_t count_workers(const struct choice *choice)
 {
     struct plan_build *build = choice->build;
     const struct numoe_plan_request *request = build->request;
-    double quota = build->machine->live ? build->machine->cpu_quota : 0;
+    double quota = build->machine->cpu_quota;
     uint32_t workers = request->workers;
 
     if (workers) {

@@ -46,10 +46,10 @@ static bool group_path(const char *root, const char *controller, char *path)
     FILE *file;
 
     snprintf(name, sizeof name, "%s/proc/self/cgroup", root);
-    file = fopen(name, "re");
+    file = topo_open_text(name);
     if (!file)
         return false;
-    while (!found && fgets(line, sizeof line, file)) {
+    for (int n = 0; n < TOPO_MOST_LINES && !found && fgets(line, sizeof line, file); n++) {
         char *controllers = strchr(line, ':'), *group;
 
         line[strcspn(line, "\n")] = 0;
@@ -95,10 +95,10 @@ static bool hierarchy(const char *root, const char *controller, char *mount_root
     FILE *file;
 
     snprintf(name, sizeof name, "%s/proc/self/mountinfo", root);
-    file = fopen(name, "re");
+    file = topo_open_text(name);
     if (!file)
         return false;
-    while (!found && fgets(line, sizeof line, file)) {
+    for (int n = 0; n < TOPO_MOST_LINES && !found && fgets(line, sizeof line, file); n++) {
         char *fields[5], *rest, *save = NULL, *type, *options = NULL;
         int i;
 

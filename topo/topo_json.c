@@ -148,6 +148,38 @@ static json_t *json_distances(const struct numoe_machine *machine)
     return rows;
 }
 
+/* As in a saved machine, but nodes by OS index like everywhere in this output. */
+static json_t *json_measured(const struct numoe_machine *machine)
+{
+    json_t *object, *pairs, *together;
+
+    if (!machine->pair_count && !machine->together_mbs)
+        return json_null();
+    object = json_object();
+    pairs = json_array();
+    together = json_array();
+    for (uint32_t i = 0; i < machine->pair_count; i++) {
+        const struct numoe_pair_speed *speed = &machine->pairs[i];
+        json_t *pair = json_object();
+
+        topo_json_set(&pair, "domain", json_integer(speed->domain));
+        topo_json_set(&pair, "node", json_integer(machine->nodes[speed->node].os_index));
+        topo_json_set(&pair, "bandwidth_mbs", topo_json_number(speed->bandwidth_mbs));
+        topo_json_set(&pair, "latency_ns", json_real(speed->latency_ns));
+        topo_json_append(&pairs, pair);
+    }
+    for (uint32_t i = 0; machine->together_mbs && i < machine->node_count; i++) {
+        json_t *node = json_object();
+
+        topo_json_set(&node, "node", json_integer(machine->nodes[i].os_index));
+        topo_json_set(&node, "bandwidth_mbs", topo_json_number(machine->together_mbs[i]));
+        topo_json_append(&together, node);
+    }
+    topo_json_set(&object, "pairs", pairs);
+    topo_json_set(&object, "together", together);
+    return object;
+}
+
 int numoe_machine_print_json(const struct numoe_machine *machine, FILE *out)
 {
     json_t *root = json_object(), *nodes = json_array(), *pus = json_array(),
@@ -172,6 +204,7 @@ int numoe_machine_print_json(const struct numoe_machine *machine, FILE *out)
     topo_json_set(&root, "cgroup_bytes", topo_json_number(machine->cgroup_bytes));
     topo_json_set(&root, "cpu_quota",
                   machine->cpu_quota > 0 ? json_real(machine->cpu_quota) : json_null());
+    topo_json_set(&root, "measured", json_measured(machine));
     topo_json_set(&root, "notes", topo_json_notes(machine->notes, machine->note_count));
     return topo_json_write(root, out);
 }

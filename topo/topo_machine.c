@@ -96,14 +96,42 @@ int numoe_machine_load(const char *words, struct numoe_machine **machine, struct
     rc = topo_source_open(words, &source, error);
     if (rc)
         return rc;
+    if (source.kind == TOPO_SAVED) {
+        rc = topo_saved_read(&source, machine, error);
+        topo_source_close(&source);
+        return rc;
+    }
     pthread_mutex_lock(&hwloc_in_use);
-    if (source.kind != TOPO_LIVE)
+    if (source.kind == TOPO_CAPTURE)
+        rc = topo_capture_read(&source, error);
+    if (!rc && source.kind != TOPO_LIVE)
         rc = topo_source_try(&source, error);
     if (!rc)
         rc = topo_machine_build(&source, machine, error);
     pthread_mutex_unlock(&hwloc_in_use);
     topo_source_close(&source);
     return rc;
+}
+
+const struct numoe_pair_speed *numoe_machine_speed(const struct numoe_machine *machine,
+                                                   uint32_t domain, uint32_t node)
+{
+    for (uint32_t i = 0; i < machine->pair_count; i++)
+        if (machine->pairs[i].domain == domain && machine->pairs[i].node == node)
+            return &machine->pairs[i];
+    return NULL;
+}
+
+uint64_t numoe_machine_bandwidth(const struct numoe_machine *machine, uint32_t node)
+{
+    uint64_t best = 0;
+
+    if (machine->together_mbs && machine->together_mbs[node])
+        return machine->together_mbs[node];
+    for (uint32_t i = 0; i < machine->pair_count; i++)
+        if (machine->pairs[i].node == node && machine->pairs[i].bandwidth_mbs > best)
+            best = machine->pairs[i].bandwidth_mbs;
+    return best ? best : machine->nodes[node].bandwidth_mbs;
 }
 
 void numoe_machine_free(struct numoe_machine *machine)
@@ -117,6 +145,9 @@ void numoe_machine_free(struct numoe_machine *machine)
     free(machine->nodes);
     free(machine->pus);
     free(machine->source);
+    free(machine->saved_source);
+    free(machine->pairs);
+    free(machine->together_mbs);
     topo_notes_free(machine->notes, machine->note_count);
     free(machine);
 }

@@ -72,6 +72,60 @@ static void print_devices(const struct numoe_machine *machine, FILE *out, uint32
     }
 }
 
+/* One column of "least-most", or of one number when they are alike. */
+static const char *span(char text[32], double least, double most)
+{
+    if (most <= 0)
+        snprintf(text, 32, "-");
+    else if (most - least < 0.5)
+        snprintf(text, 32, "%.0f", most);
+    else
+        snprintf(text, 32, "%.0f-%.0f", least, most);
+    return text;
+}
+
+struct extent {
+    double least, most;
+};
+
+static void widen(struct extent *extent, double value)
+{
+    if (value <= 0)
+        return;
+    if (extent->most <= 0 || value < extent->least)
+        extent->least = value;
+    if (value > extent->most)
+        extent->most = value;
+}
+
+static void print_calibration(const struct numoe_machine *machine, FILE *out)
+{
+    if (!machine->pair_count && !machine->together_mbs)
+        return;
+    fprintf(out, "\nmeasured:\n%6s %9s %7s %15s %13s %16s\n", "node", "own MB/s", "own ns",
+            "others MB/s", "others ns", "at once MB/s");
+    for (uint32_t n = 0; n < machine->node_count; n++) {
+        struct extent own_mbs = {0}, own_ns = {0}, mbs = {0}, ns = {0};
+        double together = machine->together_mbs ? (double)machine->together_mbs[n] : 0;
+        char a[32], b[32], c[32], d[32], e[32];
+
+        for (uint32_t i = 0; i < machine->pair_count; i++) {
+            const struct numoe_pair_speed *pair = &machine->pairs[i];
+            bool own = pair->domain == machine->nodes[n].domain;
+
+            if (pair->node != n)
+                continue;
+            widen(own ? &own_mbs : &mbs, (double)pair->bandwidth_mbs);
+            widen(own ? &own_ns : &ns, pair->latency_ns);
+        }
+        fprintf(out, "%6u %9s %7s %15s %13s %16s\n", machine->nodes[n].os_index,
+                span(a, own_mbs.least, own_mbs.most), span(b, own_ns.least, own_ns.most),
+                span(c, mbs.least, mbs.most), span(d, ns.least, ns.most),
+                span(e, together, together));
+    }
+    fputc('\n', out);
+}
+
 void numoe_machine_print(const struct numoe_machine *machine, FILE *out)
 {
     size_t most = machine->pu_count > machine->node_count ? machine->pu_count : machine->node_count;
@@ -82,12 +136,15 @@ void numoe_machine_print(const struct numoe_machine *machine, FILE *out)
     for (uint32_t i = 0; i < machine->pu_count; i++)
         allowed += machine->pus[i].allowed;
     fprintf(out, "machine: %s\n", machine->source);
+    if (machine->saved_source)
+        fprintf(out, "saved from: %s\n", machine->saved_source);
     if (machine->cpu_model[0])
         fprintf(out, "CPU: %s\n", machine->cpu_model);
     fprintf(out, "%u memory nodes in %u domains, %u packages, %u cores, %u CPUs (%u allowed)\n",
             machine->node_count, machine->domain_count, machine->package_count, machine->core_count,
             machine->pu_count, allowed);
     print_nodes(machine, out, scratch);
+    print_calibration(machine, out);
     print_devices(machine, out, scratch);
     if (machine->cgroup_bytes != UINT64_MAX) {
         char left[32];

@@ -1,5 +1,6 @@
 /*
- * Where a machine's description comes from: this system, an XML file, a synthetic string.
+ * Where a machine's description comes from: this system, a file of XML or JSON, a directory, a
+ * synthetic string.
  *
  * Files and strings are not trusted. What can be refused by looking at the bytes is refused here;
  * the rest is tried in a child process (topo_try.c).
@@ -18,8 +19,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* The largest recorded machine is under 300 kB. */
-enum { MAX_XML_BYTES = 64 << 20, MAX_SYNTHETIC_BYTES = 4096 };
+enum { MAX_SYNTHETIC_BYTES = 4096 };
 
 /* Read a whole file of known size; it must not change meanwhile. */
 static int read_all(int fd, const char *name, struct topo_source *source, struct numoe_error *error)
@@ -46,13 +46,11 @@ static int check_xml(const struct topo_source *source, struct numoe_error *error
 {
     const char *at = source->text;
 
-    if (strlen(source->text) != source->bytes - 1)
-        return numoe_error_set(error, -EINVAL, source->name,
-                               "not a topology: a zero byte at offset %zu", strlen(source->text));
     while (isspace((unsigned char)*at))
         at++;
     if (*at != '<')
-        return numoe_error_set(error, -EINVAL, source->name, "not a topology: no XML");
+        return numoe_error_set(error, -EINVAL, source->name,
+                               "not a topology: neither XML nor JSON");
     if (strstr(at, "<!ENTITY"))
         return numoe_error_set(error, -EINVAL, source->name,
                                "XML entities are not allowed in a topology");
@@ -62,12 +60,33 @@ static int check_xml(const struct topo_source *source, struct numoe_error *error
     return 0;
 }
 
-static int open_xml(const char *path, struct topo_source *source, struct numoe_error *error)
+/* What the first character that is not blank says: XML, or a machine that was saved. */
+static int check_text(struct topo_source *source, struct numoe_error *error)
+{
+    const char *at = source->text;
+
+    if (strlen(source->text) != source->bytes - 1)
+        return numoe_error_set(error, -EINVAL, source->name,
+                               "not a topology: a zero byte at offset %zu", strlen(source->text));
+    while (isspace((unsigned char)*at))
+        at++;
+    if (*at != '{') {
+        source->kind = TOPO_XML;
+        return check_xml(source, error);
+    }
+    source->kind = TOPO_SAVED;
+    if (source->bytes > TOPO_MAX_SAVED_BYTES)
+        return numoe_error_set(error, -E2BIG, source->name,
+                               "%zu bytes are too many for a saved machine; %d are allowed",
+                               source->bytes - 1, TOPO_MAX_SAVED_BYTES);
+    return 0;
+}
+
+static int open_file(const char *path, struct topo_source *source, struct numoe_error *error)
 {
     struct stat info;
     int fd, rc;
 
-    source->kind = TOPO_XML;
     fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0)
         return numoe_error_set(error, -errno, path, "cannot open: %s", strerror(errno));
@@ -77,13 +96,16 @@ static int open_xml(const char *path, struct topo_source *source, struct numoe_e
     }
     rc = -EINVAL;
     if (!S_ISREG(info.st_mode)) {
-        numoe_error_set(error, rc, path, "not a regular file");
+        numoe_error_set(error, rc, path,
+                        S_ISDIR(info.st_mode)
+                            ? "not a captured machine: a directory without sys/ and proc/"
+                            : "not a regular file");
         goto out;
     }
-    if (info.st_size > MAX_XML_BYTES) {
+    if (info.st_size > TOPO_MAX_XML_BYTES) {
         rc = numoe_error_set(error, -E2BIG, path,
                              "%lld bytes are too many for a topology; %d are allowed",
-                             (long long)info.st_size, MAX_XML_BYTES);
+                             (long long)info.st_size, TOPO_MAX_XML_BYTES);
         goto out;
     }
     source->bytes = (size_t)info.st_size + 1;
@@ -94,7 +116,7 @@ static int open_xml(const char *path, struct topo_source *source, struct numoe_e
     }
     rc = read_all(fd, path, source, error);
     if (!rc)
-        rc = check_xml(source, error);
+        rc = check_text(source, error);
 out:
     close(fd);
     return rc;
@@ -164,8 +186,12 @@ int topo_source_open(const char *words, struct topo_source *source, struct numoe
         return 0;
     }
     source->name = words;
+    if (topo_capture_is(words)) {
+        source->kind = TOPO_CAPTURE;
+        return 0;
+    }
     if (stat(words, &info) == 0)
-        rc = open_xml(words, source, error);
+        rc = open_file(words, source, error);
     else if (strchr(words, '/') ||
              (strlen(words) > 4 && !strcmp(words + strlen(words) - 4, ".xml")))
         rc = numoe_error_set(error, -errno, words, "no topology file: %s", strerror(errno));

@@ -10,11 +10,35 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
+
+/* All of sysfs, procfs and cgroups is regular files. */
+static int open_regular(const char *path)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    struct stat info;
+
+    if (fd >= 0 && (fstat(fd, &info) || !S_ISREG(info.st_mode))) {
+        close(fd);
+        return -1;
+    }
+    return fd;
+}
+
+FILE *topo_open_text(const char *path)
+{
+    int fd = open_regular(path);
+    FILE *file = fd >= 0 ? fdopen(fd, "r") : NULL;
+
+    if (fd >= 0 && !file)
+        close(fd);
+    return file;
+}
 
 long topo_read_text(const char *path, char *text, size_t size)
 {
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int fd = open_regular(path);
     size_t used = 0;
 
     if (fd < 0)

@@ -12,6 +12,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 
 struct topo_node_memory {
     uint64_t total_bytes;
@@ -54,5 +55,10 @@ double topo_cgroup_cpus(const struct topo_cgroup *cgroup);
 
 /* Read a small file into text, ending it with a zero byte. @return length, or -1 */
 long topo_read_text(const char *path, char *text, size_t size);
+
+/* Open a regular file for reading lines, NULL for anything else: a captured system may hold pipes
+ * and links to devices, which block or never end. */
+FILE *topo_open_text(const char *path);
+enum { TOPO_MOST_LINES = 1 << 16 }; /* that are looked at */
 
 #endif

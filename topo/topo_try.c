@@ -52,16 +52,13 @@ static void limit_memory(void)
     setrlimit(RLIMIT_AS, &limit);
 }
 
-static void child(const struct topo_source *source, int out)
+static void confine(void)
 {
     static const int fatal[] = {SIGSEGV, SIGABRT, SIGBUS,  SIGFPE,
                                 SIGILL,  SIGTERM, SIGALRM, SIGXCPU};
-    struct answer answer = {.error = NUMOE_ERROR_INIT};
-    struct numoe_machine *machine;
     struct rlimit none = {0, 0}, seconds = {CPU_SECONDS, CPU_SECONDS};
     sigset_t all;
-    struct stat printed;
-    int quiet, told;
+    int quiet;
 
     /* the caller's handlers must not see the child's end, and it leaves no core file */
     for (size_t i = 0; i < sizeof fatal / sizeof fatal[0]; i++)
@@ -77,7 +74,26 @@ static void child(const struct topo_source *source, int out)
         dup2(quiet, STDOUT_FILENO);
         dup2(quiet, STDERR_FILENO);
     }
-    told = memfd_create("hwloc", MFD_CLOEXEC);
+}
+
+void topo_child_write(int out, const void *from, size_t bytes)
+{
+    for (size_t sent = 0; sent < bytes;) {
+        ssize_t wrote = write(out, (const char *)from + sent, bytes - sent);
+
+        if (wrote <= 0)
+            break;
+        sent += (size_t)wrote;
+    }
+}
+
+static void try_source(const struct topo_source *source, int out)
+{
+    struct answer answer = {.error = NUMOE_ERROR_INIT};
+    struct numoe_machine *machine;
+    struct stat printed;
+    int told = memfd_create("hwloc", MFD_CLOEXEC);
+
     if (told >= 0)
         dup2(told, STDERR_FILENO);
     answer.rc = topo_machine_build(source, &machine, &answer.error);
@@ -87,14 +103,7 @@ static void child(const struct topo_source *source, int out)
         answer.rc = numoe_error_set(&answer.error, -EINVAL, source->name,
                                     "damaged topology: hwloc finds that objects contradict each "
                                     "other");
-    for (size_t sent = 0; sent < sizeof answer;) {
-        ssize_t wrote = write(out, (const char *)&answer + sent, sizeof answer - sent);
-
-        if (wrote <= 0)
-            break;
-        sent += (size_t)wrote;
-    }
-    _exit(0);
+    topo_child_write(out, &answer, sizeof answer);
 }
 
 static int64_t now_ms(void)
@@ -102,15 +111,42 @@ static int64_t now_ms(void)
     return (int64_t)(numoe_now_ns() / 1000000);
 }
 
-/* Read the child's answer. @return false: it ended, or time ran out, without one */
-static bool listen_to(int in, struct answer *answer)
+int topo_child_start(topo_child_work *work, const struct topo_source *source,
+                     struct topo_child *child, struct numoe_error *error)
 {
-    int64_t end = now_ms() + LIMIT_SECONDS * 1000;
+    int ends[2];
+
+    if (pipe2(ends, O_CLOEXEC))
+        return numoe_error_set(error, -errno, source->name, "cannot make a pipe: %s",
+                               strerror(errno));
+    child->pid = fork();
+    if (child->pid < 0) {
+        int rc = -errno;
+
+        close(ends[0]);
+        close(ends[1]);
+        return numoe_error_set(error, rc, source->name,
+                               "cannot start the process that tries the topology: %s",
+                               strerror(-rc));
+    }
+    if (child->pid == 0) {
+        confine();
+        work(source, ends[1]);
+        _exit(0);
+    }
+    close(ends[1]);
+    child->in = ends[0];
+    child->end = now_ms() + LIMIT_SECONDS * 1000;
+    return 0;
+}
+
+bool topo_child_read(struct topo_child *child, void *to, size_t bytes)
+{
     size_t got = 0;
 
-    while (got < sizeof *answer) {
-        struct pollfd ready = {.fd = in, .events = POLLIN};
-        int64_t left = end - now_ms();
+    while (got < bytes) {
+        struct pollfd ready = {.fd = child->in, .events = POLLIN};
+        int64_t left = child->end - now_ms();
         ssize_t more;
 
         if (left <= 0)
@@ -119,7 +155,7 @@ static bool listen_to(int in, struct answer *answer)
             return false;
         if (!ready.revents)
             continue;
-        more = read(in, (char *)answer + got, sizeof *answer - got);
+        more = read(child->in, (char *)to + got, bytes - got);
         if (more < 0 && errno == EINTR)
             continue;
         if (more <= 0)
@@ -129,35 +165,26 @@ static bool listen_to(int in, struct answer *answer)
     return true;
 }
 
+void topo_child_end(struct topo_child *child, bool answered)
+{
+    close(child->in);
+    if (!answered)
+        kill(child->pid, SIGKILL);
+    while (waitpid(child->pid, NULL, 0) < 0 && errno == EINTR)
+        ;
+}
+
 int topo_source_try(const struct topo_source *source, struct numoe_error *error)
 {
+    struct topo_child child;
     struct answer answer;
     bool answered;
-    int ends[2];
-    pid_t pid;
+    int rc = topo_child_start(try_source, source, &child, error);
 
-    if (pipe2(ends, O_CLOEXEC))
-        return numoe_error_set(error, -errno, source->name, "cannot make a pipe: %s",
-                               strerror(errno));
-    pid = fork();
-    if (pid < 0) {
-        int rc = -errno;
-
-        close(ends[0]);
-        close(ends[1]);
-        return numoe_error_set(error, rc, source->name,
-                               "cannot start the process that tries the topology: %s",
-                               strerror(-rc));
-    }
-    if (pid == 0)
-        child(source, ends[1]);
-    close(ends[1]);
-    answered = listen_to(ends[0], &answer);
-    close(ends[0]);
-    if (!answered)
-        kill(pid, SIGKILL);
-    while (waitpid(pid, NULL, 0) < 0 && errno == EINTR)
-        ;
+    if (rc)
+        return rc;
+    answered = topo_child_read(&child, &answer, sizeof answer);
+    topo_child_end(&child, answered);
     if (!answered)
         return numoe_error_set(error, -EINVAL, source->name,
                                "damaged topology: hwloc crashes or does not come to an end on it");

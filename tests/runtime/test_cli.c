@@ -308,6 +308,109 @@ Test(cli_topo, refuses_what_is_no_topology, .timeout = 60)
     assert_refused(answer, 4, "pack:zero");
 }
 
+static json_t *warned_of(json_t *root, const char *what)
+{
+    json_t *list = json_object_get(root, "warnings");
+
+    for (size_t i = 0; i < json_array_size(list); i++)
+        if (!strcmp(json_string_value(json_object_get(json_array_get(list, i), "what")), what))
+            return json_array_get(list, i);
+    return NULL;
+}
+
+static void put(const char *root, const char *name, const char *text)
+{
+    char path[512], *slash;
+    FILE *file;
+
+    snprintf(path, sizeof path, "%s/%s", root, name);
+    for (slash = path + strlen(root) + 1; (slash = strchr(slash, '/')); slash++) {
+        *slash = 0;
+        mkdir(path, 0777);
+        *slash = '/';
+    }
+    file = fopen(path, "w");
+    cr_assert_not_null(file);
+    fputs(text, file);
+    fclose(file);
+}
+
+Test(cli_topo, saves_a_machine_that_plan_reads, .timeout = 60)
+{
+    char made[] = "/tmp/numoe-cli-topo-XXXXXX", path[64], bad[64];
+    struct answer answer, again;
+    json_t *root;
+
+    cr_assert_not_null(mkdtemp(made));
+    snprintf(path, sizeof path, "%s/box.json", made);
+    snprintf(bad, sizeof bad, "%s/absent/box.json", made);
+    answer = numoe("topo", "--topology", DUAL_7H12, "--save", path, NULL);
+    cr_assert_eq(answer.status, 0, "%s", answer.err);
+    forget(&answer);
+    answer = numoe("topo", "--topology", path, "--json", NULL);
+    root = parse(&answer);
+    cr_assert_eq(json_array_size(json_object_get(root, "nodes")), 32);
+    cr_assert_eq(json_array_size(json_object_get(root, "warnings")), 0);
+    json_decref(root);
+    forget(&answer);
+    answer = numoe("plan", "--model", "v4-flash", "--topology", DUAL_7H12, NULL);
+    again = numoe("plan", "--model", "v4-flash", "--topology", path, NULL);
+    cr_assert_eq(again.status, 0, "%s", again.err);
+    cr_assert_eq(strlen(again.out) - strlen(path), strlen(answer.out) - strlen(DUAL_7H12));
+    forget(&answer);
+    forget(&again);
+    answer = numoe("topo", "--topology", DUAL_7H12, "--save", bad, NULL);
+    cr_assert_neq(answer.status, 0);
+    cr_assert_not_null(strstr(answer.err, bad), "%s", answer.err);
+    forget(&answer);
+    unlink(path);
+    rmdir(made);
+}
+
+Test(cli_topo, measures_this_machine_only, .timeout = 120)
+{
+    struct answer answer = numoe("topo", "--measure", "--topology", DUAL_7H12, NULL);
+    json_t *root, *measured;
+
+    assert_refused(answer, 2, "--measure");
+    answer = numoe("topo", "--measure", "--json", NULL);
+    root = parse(&answer);
+    measured = json_object_get(root, "measured");
+    cr_assert(json_is_object(measured));
+    cr_assert(json_array_size(json_object_get(measured, "pairs")) > 0 ||
+              strstr(answer.out, "is not measured"));
+    json_decref(root);
+    forget(&answer);
+}
+
+Test(cli_topo, warns_of_how_a_captured_machine_is_set_up, .timeout = 60)
+{
+    char made[] = "/tmp/numoe-cli-topo-XXXXXX", command[64];
+    struct answer answer;
+    json_t *root, *warning;
+
+    cr_assert_not_null(mkdtemp(made));
+    put(made, "sys/devices/system/cpu/online", "0\n");
+    put(made, "sys/devices/system/cpu/cpu0/topology/core_siblings", "1\n");
+    put(made, "sys/kernel/mm/transparent_hugepage/enabled", "always madvise [never]\n");
+    put(made, "proc/cpuinfo", "processor\t: 0\n\n");
+    put(made, "proc/meminfo", "MemTotal: 12582912 kB\n");
+    answer = numoe("topo", "--topology", made, "--json", NULL);
+    root = parse(&answer);
+    warning = warned_of(root, "transparent_hugepage");
+    cr_assert_not_null(warning, "%s", answer.out);
+    cr_assert_str_eq(json_string_value(json_object_get(warning, "fix")),
+                     "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled");
+    json_decref(root);
+    forget(&answer);
+    answer = numoe("topo", "--topology", made, NULL);
+    cr_assert_eq(answer.status, 0);
+    cr_assert_not_null(strstr(answer.out, "warning: transparent huge pages are off"));
+    forget(&answer);
+    snprintf(command, sizeof command, "rm -rf %s", made);
+    cr_assert_eq(system(command), 0);
+}
+
 /* 43 layers of 256 experts of 64 slices of 208,896 bytes. */
 #define V4_FLASH_BYTES (43ll * 256 * 64 * 208896)
 

@@ -789,6 +789,75 @@ Test(plan_workers, do_not_depend_on_the_model)
         }
 }
 
+/* ---- measured bandwidth --------------------------------------------------------------------- */
+
+static struct numoe_plan *measured_plan(const struct numoe_machine *machine)
+{
+    struct numoe_plan_request request = NUMOE_PLAN_REQUEST_INIT;
+    struct numoe_plan *plan;
+
+    request.shape = (struct numoe_expert_shape){4, 16, 64, 208896, 4096, 6, 0};
+    plan = plan_of(machine, &request);
+    check_plan(machine, plan);
+    check_boundaries(plan);
+    return plan;
+}
+
+Test(plan_measured, shares_follow_nodes_read_all_at_once)
+{
+    struct numoe_machine *machine = machine_of("numa:4(memory=8GB) core:4 pu:1");
+    struct numoe_plan *plan;
+
+    machine->nodes[0].bandwidth_mbs = 1; /* what the firmware says comes after */
+    machine->together_mbs = calloc(4, sizeof *machine->together_mbs);
+    for (uint32_t i = 0; i < 4; i++)
+        machine->together_mbs[i] = i == 3 ? 20000 : 40000;
+    plan = measured_plan(machine);
+    cr_assert_float_eq(plan->nodes[0].weight, 2 / 7.0, 1e-3);
+    cr_assert_float_eq(plan->nodes[3].weight, 1 / 7.0, 1e-3);
+    cr_assert(has_note(plan->notes, plan->note_count, "as measured, all at once"));
+    numoe_plan_free(plan);
+    /* noise is no reason for different shares */
+    for (uint32_t i = 0; i < 4; i++)
+        machine->together_mbs[i] = 40000 + 300 * i;
+    plan = measured_plan(machine);
+    for (uint32_t i = 0; i < 4; i++)
+        cr_assert_eq(plan->nodes[i].slice_count, 1024);
+    numoe_plan_free(plan);
+    numoe_machine_free(machine);
+}
+
+Test(plan_measured, pairs_count_where_a_node_was_not_read_with_all)
+{
+    struct numoe_machine *machine = machine_of("pack:2 group:1 [numa(memory=8GB)] core:4 pu:1");
+    struct numoe_plan *plan;
+
+    cr_assert_eq(machine->node_count, 2);
+    machine->together_mbs = calloc(2, sizeof *machine->together_mbs);
+    machine->together_mbs[0] = 1;
+    machine->pairs = calloc(4, sizeof *machine->pairs);
+    machine->pair_count = 4;
+    for (uint32_t i = 0; i < 4; i++)
+        machine->pairs[i] = (struct numoe_pair_speed){
+            i / 2, i % 2, i / 2 == i % 2 ? (i ? 10000 : 30000) : 5000, 100};
+    plan = measured_plan(machine);
+    cr_assert_float_eq(plan->nodes[0].weight, 0.75, 1e-3);
+    cr_assert(has_note(plan->notes, plan->note_count, "as measured, each alone"));
+    numoe_plan_free(plan);
+    machine->pair_count = 1;
+    machine->nodes[0].bandwidth_mbs = 10000;
+    machine->nodes[1].bandwidth_mbs = 20000;
+    plan = measured_plan(machine);
+    cr_assert_float_eq(plan->nodes[1].weight, 2 / 3.0, 1e-3);
+    cr_assert(has_note(plan->notes, plan->note_count, "as the firmware gives it"));
+    numoe_plan_free(plan);
+    machine->nodes[1].bandwidth_mbs = 0;
+    plan = measured_plan(machine);
+    cr_assert(has_note(plan->notes, plan->note_count, "bandwidth is not known"));
+    numoe_plan_free(plan);
+    numoe_machine_free(machine);
+}
+
 /* ---- printing ------------------------------------------------------------------------------- */
 
 Test(plan_print, text_and_json_say_what_each_node_holds)
