@@ -62,6 +62,7 @@ int numoe_machine_regroup(struct numoe_machine *machine, uint32_t domains,
             node->domain = next++;
     }
     machine->domain_count = next;
+    machine->pair_count = 0; /* measured of other domains */
     for (uint32_t i = 0; i < machine->pu_count; i++)
         if (machine->pus[i].node != NUMOE_NONE)
             machine->pus[i].domain = machine->nodes[machine->pus[i].node].domain;

@@ -49,6 +49,17 @@ static void figure(struct work *work, const char *name, const char *unit, double
 
 enum source { GIVEN, KNOWN, ASSUMED };
 
+/* Of a node while nothing else is read: what the channels of its domain give. */
+static uint64_t alone_mbs(const struct numoe_machine *machine, uint32_t node)
+{
+    uint64_t best = 0;
+
+    for (uint32_t i = 0; i < machine->pair_count; i++)
+        if (machine->pairs[i].node == node && machine->pairs[i].bandwidth_mbs > best)
+            best = machine->pairs[i].bandwidth_mbs;
+    return best ? best : machine->nodes[node].bandwidth_mbs;
+}
+
 /* Read bandwidth of a domain, bytes a second. */
 static double domain_bandwidth(const struct work *work, uint32_t domain, enum source *source)
 {
@@ -65,12 +76,16 @@ static double domain_bandwidth(const struct work *work, uint32_t domain, enum so
 
         if (node->domain != domain)
             continue;
+        if (!(own > 0) && machine->together_mbs && machine->together_mbs[i]) {
+            own = (double)machine->together_mbs[i] / 1e3;
+            given_by = KNOWN;
+        }
         nodes++;
         kind = node->kind;
         package = node->package;
         given += own;
         without += !(own > 0);
-        known = fmax(known, (double)node->bandwidth_mbs * 1e6);
+        known = fmax(known, (double)alone_mbs(machine, i) * 1e6);
     }
     if (given > 0 && !without) {
         *source = given_by;
