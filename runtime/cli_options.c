@@ -47,6 +47,7 @@ static const struct option_text option_texts[] = {
     [CLI_LAYERS] = {"layers", "N", "MoE layers (default: the model's)"},
     [CLI_MODEL] = {"model", "NAME", "a model by name; numoe --help lists them"},
     [CLI_NODES] = {"nodes", "LIST", "use these memory nodes only, as in 0,2,8-15"},
+    [CLI_PNG] = {"png", "FILE", "write a picture of the plan, as PNG"},
     [CLI_REPEAT] = {"repeat", "N", "repetitions of each measurement (default: by time)"},
     [CLI_RESIDENT] = {"resident", NULL, "with --gpu: weights stay in device memory (default)"},
     [CLI_SEED] = {"seed", "N", "seed of everything random (default: 1)"},
@@ -54,6 +55,7 @@ static const struct option_text option_texts[] = {
     [CLI_STEPS] = {"steps", "N", "end after so many steps, however long they take"},
     [CLI_STREAM] = {"stream", NULL,
                     "with --gpu: copy each layer from host memory while the one before computes"},
+    [CLI_SVG] = {"svg", "FILE", "write a picture of the plan, as SVG"},
     [CLI_THREADS] = {"threads", "N", "threads that execute the plan, whatever its workers"},
     [CLI_TOKENS] = {"tokens", "LIST", "batch sizes to measure, as in 1,16,256"},
     [CLI_TOPOLOGY] = {"topology", "WHAT",
@@ -264,6 +266,9 @@ static int set_option(enum cli_option option, const char *text, struct cli_value
         return 0;
     case CLI_NODES:
         return cli_parse_list(text, &values->nodes, error);
+    case CLI_PNG:
+        values->png = text;
+        return 0;
     case CLI_REPEAT:
         rc = parse_count(text, 1000000, &number, error);
         values->repeat = (uint32_t)number;
@@ -283,6 +288,9 @@ static int set_option(enum cli_option option, const char *text, struct cli_value
         return parse_count(text, UINT64_MAX, &values->steps, error);
     case CLI_STREAM:
         values->stream = true;
+        return 0;
+    case CLI_SVG:
+        values->svg = text;
         return 0;
     case CLI_THREADS:
         rc = parse_count(text, UINT32_MAX - 1, &number, error);

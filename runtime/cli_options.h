@@ -37,12 +37,14 @@ enum cli_option {
     CLI_LAYERS,
     CLI_MODEL,
     CLI_NODES,
+    CLI_PNG,
     CLI_REPEAT,
     CLI_RESIDENT,
     CLI_SEED,
     CLI_SMT,
     CLI_STEPS,
     CLI_STREAM,
+    CLI_SVG,
     CLI_THREADS,
     CLI_TOKENS,
     CLI_TOPOLOGY,
@@ -58,7 +60,7 @@ struct cli_list {
 
 /* What the command line says; zero or NULL where it says nothing. */
 struct cli_values {
-    const char *directory, *model, *topology;
+    const char *directory, *model, *topology, *svg, *png;
     struct cli_list cpus, nodes, tokens;
     uint64_t duration_s, experts, layers, keep_free_bytes, seed, steps;
     uint32_t repeat, threads, workers;

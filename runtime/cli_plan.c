@@ -1,5 +1,6 @@
 /* numoe plan. SPDX-License-Identifier: Apache-2.0 */
 #include "checkpoint.h"
+#include "cli_draw.h"
 #include "cli_options.h"
 #include "cli_output.h"
 #include "model.h"
@@ -77,15 +78,17 @@ static int run(const struct cli_values *values)
         numoe_plan_print(plan, stdout);
     }
     code = cli_flush(rc ? CLI_FAILURE : CLI_OK);
+    if (code == CLI_OK)
+        code = cli_draw_plan(values, &desc, machine, plan);
     numoe_plan_free(plan);
 free_machine:
     numoe_machine_free(machine);
     return code;
 }
 
-static const enum cli_option options[] = {CLI_MODEL,     CLI_LAYERS, CLI_EXPERTS, CLI_TOPOLOGY,
-                                          CLI_WORKERS,   CLI_NODES,  CLI_CPUS,    CLI_SMT,
-                                          CLI_KEEP_FREE, CLI_JSON,   CLI_END};
+static const enum cli_option options[] = {
+    CLI_MODEL, CLI_LAYERS,    CLI_EXPERTS, CLI_TOPOLOGY, CLI_WORKERS, CLI_NODES, CLI_CPUS,
+    CLI_SMT,   CLI_KEEP_FREE, CLI_JSON,    CLI_SVG,      CLI_PNG,     CLI_END};
 
 const struct cli_verb cli_plan = {
     .name = "plan",
