@@ -65,6 +65,9 @@ static int run(const struct cli_values *values)
         code = cli_report("plan", CLI_STAGE_OPTIONS, &error);
         goto free_machine;
     }
+    code = cli_draw_plan(values, &desc, machine, plan);
+    if (code)
+        goto free_plan;
     if (values->json) {
         rc = numoe_plan_print_json(plan, stdout);
     } else {
@@ -78,8 +81,7 @@ static int run(const struct cli_values *values)
         numoe_plan_print(plan, stdout);
     }
     code = cli_flush(rc ? CLI_FAILURE : CLI_OK);
-    if (code == CLI_OK)
-        code = cli_draw_plan(values, &desc, machine, plan);
+free_plan:
     numoe_plan_free(plan);
 free_machine:
     numoe_machine_free(machine);

@@ -28,14 +28,15 @@ static const double group_pad = 8;
 static const double group_title = 22;
 static const double node_gap = 8;
 static const double node_pad = 8;
-static const double node_least = 138;
+static const double node_least = 154;
 static const double head_height = 34;
 static const double bar_height = 14;
 static const double number_line = 15;
 static const double number_width = 82;
 static const double reason_height = 18;
 static const double foot_height = 16;
-static const double device_width = 196;
+static const double device_width = 172;
+static const double apart_most = 360; /* width of a node that stands apart */
 static const double device_height = 38;
 static const double device_gap = 8;
 static const double strip_head = 24; /* the bus and the links that hang from it */
@@ -104,11 +105,36 @@ static uint32_t core_run(const struct draw_layout *layout, uint32_t i, uint32_t 
     return n;
 }
 
+/* How many cores of a node to put in a row, so that rows are alike; caches break rows anyhow. */
+static uint32_t cores_in_row(const struct draw_layout *layout, uint32_t node, double w)
+{
+    const struct numoe_pu *pus = layout->subject->machine->pus;
+    uint32_t end = layout->pu_first[node + 1], cores = 0, threads = 0, fit, rows;
+
+    for (uint32_t i = layout->pu_first[node], n; i < end; i += n) {
+        const struct numoe_pu *first = &pus[layout->pu_order[layout->pu_first[node]]];
+        const struct numoe_pu *pu = &pus[layout->pu_order[i]];
+
+        if (pu->l3 != first->l3 || pu->package != first->package)
+            return UINT32_MAX;
+        n = core_run(layout, i, end);
+        threads = n > threads ? n : threads;
+        cores++;
+    }
+    threads = threads < layout->pu_columns ? threads : layout->pu_columns;
+    fit =
+        (uint32_t)((w + layout->core_gap + 0.01) / (threads * layout->pu_width + layout->core_gap));
+    fit = fit ? fit : 1;
+    rows = (cores + fit - 1) / fit;
+    return (cores + rows - 1) / rows;
+}
+
 static double place_cores(struct draw_layout *layout, uint32_t parent, uint32_t node, double x,
                           double y, double w)
 {
     const struct numoe_machine *machine = layout->subject->machine;
-    uint32_t end = layout->pu_first[node + 1], columns = layout->pu_columns;
+    uint32_t end = layout->pu_first[node + 1], columns = layout->pu_columns, in_row = 0;
+    uint32_t most_in_row = cores_in_row(layout, node, w);
     double at = x, top = y, tallest = 0;
 
     for (uint32_t i = layout->pu_first[node]; i < end;) {
@@ -123,10 +149,11 @@ static double place_cores(struct draw_layout *layout, uint32_t parent, uint32_t 
 
             at += before->l3 != pu->l3 || before->package != pu->package ? layout->cache_gap
                                                                          : layout->core_gap;
-            if (at + core_w > x + w + 0.01) {
+            if (in_row == most_in_row || at + core_w > x + w + 0.01) {
                 at = x;
                 top += tallest + layout->core_gap;
                 tallest = 0;
+                in_row = 0;
             }
         }
         core = add(layout, parent, DRAW_CORE, pu->core, at, top, core_w, core_h);
@@ -135,6 +162,7 @@ static double place_cores(struct draw_layout *layout, uint32_t parent, uint32_t 
                 top + t / columns * layout->pu_height, layout->pu_width, layout->pu_height);
         at += core_w;
         tallest = core_h > tallest ? core_h : tallest;
+        in_row++;
         i += n;
     }
     return top + tallest - y;
@@ -266,12 +294,13 @@ static double place_slot(struct draw_layout *layout, uint32_t index, const struc
             first = layout->box_count;
         }
         if (group->apart) {
-            double room = inner - 2 * group_pad, node_w = columns->node;
+            double room = inner - 2 * group_pad;
+            double node_w = columns->node < apart_most ? columns->node : apart_most;
             uint32_t fit = (uint32_t)((room + node_gap + 0.01) / (node_w + node_gap));
 
-            if (node_w > room)
-                node_w = room;
-            fit = fit ? fit : 1;
+            fit = fit < 1 ? 1 : fit;
+            if (fit > 1 || room < node_w)
+                node_w = (room - (fit - 1) * node_gap) / fit;
             at += place_group(layout, box, g, left, at, inner, fit, node_w) + group_gap;
             first = layout->box_count;
             continue;
@@ -411,7 +440,7 @@ static void size_pus(struct draw_layout *layout, double inner)
     layout->pu_columns = most_threads <= 2 ? most_threads : (uint32_t)ceil(sqrt(most_threads));
     snprintf(label, sizeof label, "%u", highest < 10 ? 10 : highest);
     for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++) {
-        double width = s ? sizes[s].width : draw_text_width(label, 9, false) + 5, core, rows;
+        double width = s ? sizes[s].width : draw_text_width(label, 9, false) + 3, core, rows;
         uint32_t lines = (most_threads + layout->pu_columns - 1) / layout->pu_columns;
 
         if (width * layout->pu_columns > inner)
@@ -439,6 +468,7 @@ static double place_all(struct draw_layout *layout, const struct columns *column
 
     layout->box_count = 0;
     layout->number_columns = inner >= items * number_width ? items : inner >= 2 * 60 ? 2 : 1;
+    layout->detail_size = inner >= 260 ? 11.5 : 10;
     size_pus(layout, inner);
     add(layout, NUMOE_NONE, DRAW_CANVAS, NUMOE_NONE, 0, 0, columns->page, 0);
     y = place_header(layout, w) + package_gap;
@@ -538,7 +568,7 @@ static void choose(struct draw_layout *layout)
                 c.node = (c.group - pad - (n - 1) * node_gap) / n;
                 if (c.node < node_least && p * d * n > 1)
                     break;
-                cost = place_all(layout, &c) + 12 * gaps(layout, &c);
+                cost = place_all(layout, &c) + 30 * gaps(layout, &c);
                 if (layout->failed)
                     return;
                 if (!best.packages || cost < least) {

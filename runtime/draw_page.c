@@ -218,13 +218,14 @@ void draw_legend_text(const struct draw_layout *layout, enum draw_legend item, c
                  layout->pu_labels ? ", by its number in the system" : "");
         return;
     case DRAW_LEGEND_IDLE:
-        snprintf(words, size, "CPU without one; boxes side by side are threads of one core");
+        snprintf(words, size, "CPU without one%s",
+                 layout->pu_columns > 1 ? "; boxes that touch are threads of one core" : "");
         return;
     case DRAW_LEGEND_FORBIDDEN:
         snprintf(words, size, "CPU that may not be used");
         return;
     case DRAW_LEGEND_FAR:
-        snprintf(words, size, "no memory of its own");
+        snprintf(words, size, "CPU that another node's memory serves");
         return;
     case DRAW_LEGEND_SLOW:
         snprintf(words, size, "slower core");
@@ -342,15 +343,15 @@ static void group(struct draw_page *page, const struct draw_layout *layout,
     if (group->apart) {
         box(page, from->rect, APART_FILL, LINE, 5)->dashed = true;
         titled(page, from->rect, 15, 8, 12,
-               group->count == 1 ? "Memory without CPUs of its own" : "Memory without own CPUs",
-               "");
+               from->rect.w > 200 ? "Memory without CPUs of its own" : "Without CPUs", "");
         return;
     }
     if (layout->flat)
         return;
     box(page, from->rect, GROUP_FILL, LINE, 5);
-    snprintf(title, sizeof title, "Memory domain %u", group->domain);
-    span_text(right, sizeof right, "distance within",
+    snprintf(title, sizeof title, from->rect.w < 260 ? "Domain %u" : "Memory domain %u",
+             group->domain);
+    span_text(right, sizeof right, from->rect.w < 260 ? "distance" : "distance within",
               distances(layout, from->subject, from->subject + 1, SAME_GROUP));
     titled(page, from->rect, 15, 8, 12, title, right);
 }
@@ -375,42 +376,44 @@ static void node_head(struct draw_page *page, const struct draw_layout *layout,
 
     used = 0;
     if (place) {
-        snprintf(words, sizeof words, "%.*f %%", place->weight < 0.0995 ? 2 : 1,
-                 place->weight * 100);
-        used = text(page, r.x + r.w, r.y + 28, r.w, 10, false, DRAW_RIGHT, GREY, words) + 6;
+        snprintf(words, sizeof words, "%s%.*f %%", layout->flat && r.w < 200 ? "" : "share ",
+                 place->weight < 0.0995 ? 2 : 1, place->weight * 100);
+        used = text(page, r.x + r.w, r.y + 28, r.w, layout->detail_size, false, DRAW_RIGHT, GREY,
+                    words) +
+               6;
     }
     length = snprintf(words, sizeof words, "%s", kinds[node->kind]);
     if (layout->flat || !node->pu_count)
         length += snprintf(words + length, sizeof words - length, ", domain %u", node->domain);
-    if (node->beside != NUMOE_NONE)
-        length += snprintf(words + length, sizeof words - length, ", beside node %u",
-                           layout->subject->machine->nodes[node->beside].os_index);
     if (node->bandwidth_mbs)
         snprintf(words + length, sizeof words - length, ", %.0f GB/s",
                  (double)node->bandwidth_mbs / 1000);
-    text(page, r.x, r.y + 28, r.w - used, 10, false, DRAW_LEFT, GREY, words);
+    text(page, r.x, r.y + 28, r.w - used, layout->detail_size, false, DRAW_LEFT, GREY, words);
 }
 
 static void numbers(struct draw_page *page, const struct draw_layout *layout,
                     const struct draw_box *from)
 {
-    static const char *const names[] = {"used", "experts", "kept", "left"};
-    static const uint32_t colours[] = {USED, EXPERTS, KEPT, LEFT};
+    static const char *const names[] = {"experts", "kept", "left", "used"};
+    static const uint32_t colours[] = {EXPERTS, KEPT, LEFT, USED};
     struct draw_memory memory = draw_node_memory(layout, from->subject);
-    const uint64_t parts[] = {memory.used, memory.experts, memory.kept, memory.left};
-    uint32_t columns = layout->number_columns, at = 0;
+    const uint64_t parts[] = {memory.experts, memory.kept, memory.left, memory.used};
+    uint32_t columns = layout->number_columns;
     double wide = from->rect.w / columns;
 
-    for (int i = 0; i < 4; i++) {
-        double x = from->rect.x + at % columns * wide, y = from->rect.y + at / columns * 15.0;
+    for (uint32_t i = 0; i < (layout->legend[DRAW_LEGEND_USED] ? 4 : 3); i++) {
+        double x = from->rect.x + i % columns * wide, y = from->rect.y + i / columns * 15.0;
+        double room = wide;
         char words[64], gib[32];
 
-        if (!i && !layout->legend[DRAW_LEGEND_USED])
-            continue;
-        at++;
+        /* Of two columns the first has the longer words. */
+        if (columns == 2) {
+            x = i % 2 ? from->rect.x + 0.56 * from->rect.w : from->rect.x;
+            room = (i % 2 ? 0.44 : 0.56) * from->rect.w;
+        }
         box(page, (struct draw_rect){x, y + 4, 7, 7}, colours[i], LINE, 0)->width = 0.5;
         snprintf(words, sizeof words, "%s %s", draw_gib(gib, parts[i]), names[i]);
-        text(page, x + 11, y + 11.5, wide - 12, 10, false, DRAW_LEFT, INK, words);
+        text(page, x + 11, y + 11.5, room - 11, layout->detail_size, false, DRAW_LEFT, INK, words);
     }
 }
 
@@ -418,15 +421,21 @@ static void reason(struct draw_page *page, const struct draw_layout *layout,
                    const struct draw_box *from)
 {
     const struct numoe_node *node = &layout->subject->machine->nodes[from->subject];
-    const char *words = !node->allowed                  ? "not allowed"
-                        : node->kind == NUMOE_NODE_GPU  ? "not used: a GPU's"
-                        : !node->capacity_bytes         ? "not used: empty"
-                        : node->pu_count                ? "not chosen"
-                        : node->kind == NUMOE_NODE_HBM  ? "not used: HBM"
-                        : node->kind == NUMOE_NODE_SLOW ? "not used: slow"
-                                                        : "not used: no CPUs";
+    char words[64];
 
-    text(page, from->rect.x, from->rect.y + 12, from->rect.w, 10, false, DRAW_LEFT, INK, words);
+    if (!node->allowed)
+        snprintf(words, sizeof words, "not allowed");
+    else if (node->kind == NUMOE_NODE_GPU)
+        snprintf(words, sizeof words, "a GPU's: not used");
+    else if (!node->capacity_bytes)
+        snprintf(words, sizeof words, "empty");
+    else if (node->beside != NUMOE_NONE)
+        snprintf(words, sizeof words, "beside node %u, not used",
+                 layout->subject->machine->nodes[node->beside].os_index);
+    else
+        snprintf(words, sizeof words, node->pu_count ? "not chosen" : "not used");
+    text(page, from->rect.x, from->rect.y + 12, from->rect.w, layout->detail_size, false, DRAW_LEFT,
+         INK, words);
 }
 
 /* Packages of a node's CPUs, when they are not the one that the node is drawn in. */
@@ -468,10 +477,11 @@ static void node_foot(struct draw_page *page, const struct draw_layout *layout,
     if (other_packages(layout, from->subject, &packages))
         snprintf(words + length, sizeof words - length, ", packages %u-%u", packages.least,
                  packages.most);
-    used = text(page, r.x, r.y + 12, r.w, 10, false, DRAW_LEFT, INK, words);
+    used = text(page, r.x, r.y + 12, r.w, layout->detail_size, false, DRAW_LEFT, INK, words);
     snprintf(words, sizeof words, "%u lane%s", place->lanes, place->lanes == 1 ? "" : "s");
-    if (r.w - used > draw_text_width(words, 10, false) + 6)
-        text(page, r.x + r.w, r.y + 12, r.w - used, 10, false, DRAW_RIGHT, GREY, words);
+    if (r.w - used > draw_text_width(words, layout->detail_size, false) + 6)
+        text(page, r.x + r.w, r.y + 12, r.w - used, layout->detail_size, false, DRAW_RIGHT, GREY,
+             words);
 }
 
 static void pu(struct draw_page *page, const struct draw_layout *layout,
@@ -522,7 +532,7 @@ static void device(struct draw_page *page, const struct draw_layout *layout,
         snprintf(words, sizeof words, "link %.1f GB/s", of->link_gbs);
     else
         snprintf(words, sizeof words, "link not known");
-    text(page, stub + 8, r.y - 4, r.w - 26, 10, false, DRAW_LEFT, INK, words);
+    text(page, stub + 8, r.y - 5, r.w - 26, 10.5, false, DRAW_LEFT, INK, words);
 
     box(page, r, of->gpu ? GPU_FILL : DRIVE_FILL, stroke, 5)->width = 1.5;
     length = snprintf(words, sizeof words, "%s %s", of->gpu ? "GPU" : "drive", of->name);
@@ -544,34 +554,48 @@ static void device(struct draw_page *page, const struct draw_layout *layout,
          *words ? words : "memory not known");
 }
 
+/* "1 node", "2 nodes" */
+static const char *counted(char words[48], uint32_t count, const char *what)
+{
+    snprintf(words, 48, "%u %s%s", count, what, count == 1 ? "" : "s");
+    return words;
+}
+
 static void header(struct draw_page *page, const struct draw_layout *layout,
                    const struct draw_box *from)
 {
+    static const char between[] = "  \xc2\xb7  ";
     const struct draw_subject *subject = layout->subject;
     const struct numoe_machine *machine = subject->machine;
     struct draw_rect r = from->rect;
     struct draw_memory all = draw_total_memory(layout);
-    char words[1024], bytes[2][32], span[64];
+    char words[1024], bytes[2][32], span[64], counts[5][48], model[sizeof machine->cpu_model];
+    size_t length = 0;
+
+    /* Some CPUs' names are padded with spaces. */
+    for (const char *p = machine->cpu_model; *p; p++)
+        if (*p != ' ' || (length && model[length - 1] != ' '))
+            model[length++] = *p;
+    model[length] = 0;
 
     snprintf(words, sizeof words, "numoe plan: %s", subject->title);
     text(page, r.x, r.y + 24, r.w, 24, true, DRAW_LEFT, INK, words);
     text(page, r.x, r.y + 45, r.w, 13, false, DRAW_LEFT, INK, subject->detail);
     span_text(span, sizeof span, ", distance between packages",
               distances(layout, 0, layout->group_count, OTHER_SLOT));
-    snprintf(words, sizeof words,
-             "%s%s%s  \xc2\xb7  %u package%s, %u domain%s, %u node%s, %u "
-             "core%s, %u CPUs%s",
-             machine->live ? "This machine" : machine->source,
-             *machine->cpu_model ? "  \xc2\xb7  " : "", machine->cpu_model, machine->package_count,
-             machine->package_count == 1 ? "" : "s", machine->domain_count,
-             machine->domain_count == 1 ? "" : "s", machine->node_count,
-             machine->node_count == 1 ? "" : "s", machine->core_count,
-             machine->core_count == 1 ? "" : "s", machine->pu_count, span);
+    /* The source last: it may be long. */
+    snprintf(words, sizeof words, "%s, %s, %s, %s, %s%s%s%s%s%s",
+             counted(counts[0], machine->package_count, "package"),
+             counted(counts[1], machine->domain_count, "domain"),
+             counted(counts[2], machine->node_count, "node"),
+             counted(counts[3], machine->core_count, "core"),
+             counted(counts[4], machine->pu_count, "CPU"), span, *model ? between : "", model,
+             between, machine->live ? "this machine" : machine->source);
     text(page, r.x, r.y + 64, r.w, 13, false, DRAW_LEFT, INK, words);
-    snprintf(words, sizeof words, "Experts take %s of the %s of %u node%s; %u worker%s",
+    snprintf(words, sizeof words, "Experts take %s of the %s of %s; %s",
              draw_bytes(bytes[0], all.experts), draw_bytes(bytes[1], all.capacity),
-             subject->plan->node_count, subject->plan->node_count == 1 ? "" : "s",
-             subject->plan->worker_count, subject->plan->worker_count == 1 ? "" : "s");
+             counted(counts[0], subject->plan->node_count, "node"),
+             counted(counts[1], subject->plan->worker_count, "worker"));
     text(page, r.x, r.y + 86, r.w, 14, true, DRAW_LEFT, INK, words);
 }
 

@@ -122,6 +122,7 @@ struct draw_layout {
     uint32_t pu_columns; /* of one core */
     bool pu_labels;
     uint32_t number_columns;
+    double detail_size; /* of the text in nodes */
 };
 
 enum draw_shape_kind { DRAW_SHAPE_RECT, DRAW_SHAPE_LINE, DRAW_SHAPE_TEXT };
