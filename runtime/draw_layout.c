@@ -157,9 +157,12 @@ static double place_cores(struct draw_layout *layout, uint32_t parent, uint32_t 
             }
         }
         core = add(layout, parent, DRAW_CORE, pu->core, at, top, core_w, core_h);
-        for (uint32_t t = 0; t < n; t++)
-            add(layout, core, DRAW_PU, layout->pu_order[i + t], at + t % columns * layout->pu_width,
-                top + t / columns * layout->pu_height, layout->pu_width, layout->pu_height);
+        for (uint32_t t = 0; t < n; t++) {
+            uint32_t line = t / columns, column = t % columns;
+
+            add(layout, core, DRAW_PU, layout->pu_order[i + t], at + column * layout->pu_width,
+                top + line * layout->pu_height, layout->pu_width, layout->pu_height);
+        }
         at += core_w;
         tallest = core_h > tallest ? core_h : tallest;
         in_row++;
@@ -361,9 +364,9 @@ static double place_notes(struct draw_layout *layout, double y, double w)
     if (!layout->line_count)
         return 0;
     box = add(layout, 0, DRAW_NOTES, NUMOE_NONE, margin, y, w, 0);
-    for (uint32_t i = 0; i < layout->line_count; i++, at += note_line)
-        add(layout, box, DRAW_NOTE_LINE, i, margin + 12, at, w - 24, note_line);
-    at += 8;
+    for (uint32_t i = 0; i < layout->line_count; i++)
+        add(layout, box, DRAW_NOTE_LINE, i, margin + 12, at + i * note_line, w - 24, note_line);
+    at += layout->line_count * note_line + 8;
     set_height(layout, box, at - y);
     return at - y;
 }

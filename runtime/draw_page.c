@@ -386,7 +386,7 @@ static void node_head(struct draw_page *page, const struct draw_layout *layout,
     if (layout->flat || !node->pu_count)
         length += snprintf(words + length, sizeof words - length, ", domain %u", node->domain);
     if (node->bandwidth_mbs)
-        snprintf(words + length, sizeof words - length, ", %.0f GB/s",
+        snprintf(words + length, sizeof words - length, ", %.3g GB/s",
                  (double)node->bandwidth_mbs / 1000);
     text(page, r.x, r.y + 28, r.w - used, layout->detail_size, false, DRAW_LEFT, GREY, words);
 }
@@ -402,14 +402,14 @@ static void numbers(struct draw_page *page, const struct draw_layout *layout,
     double wide = from->rect.w / columns;
 
     for (uint32_t i = 0; i < (layout->legend[DRAW_LEGEND_USED] ? 4 : 3); i++) {
-        double x = from->rect.x + i % columns * wide, y = from->rect.y + i / columns * 15.0;
-        double room = wide;
+        uint32_t row = i / columns, column = i % columns;
+        double x = from->rect.x + column * wide, y = from->rect.y + row * 15.0, room = wide;
         char words[64], gib[32];
 
         /* Of two columns the first has the longer words. */
         if (columns == 2) {
-            x = i % 2 ? from->rect.x + 0.56 * from->rect.w : from->rect.x;
-            room = (i % 2 ? 0.44 : 0.56) * from->rect.w;
+            x = column ? from->rect.x + 0.56 * from->rect.w : from->rect.x;
+            room = (column ? 0.44 : 0.56) * from->rect.w;
         }
         box(page, (struct draw_rect){x, y + 4, 7, 7}, colours[i], LINE, 0)->width = 0.5;
         snprintf(words, sizeof words, "%s %s", draw_gib(gib, parts[i]), names[i]);
@@ -465,20 +465,20 @@ static void node_foot(struct draw_page *page, const struct draw_layout *layout,
     struct draw_rect r = from->rect;
     char words[96];
     double used;
-    int length;
 
     if (!place->worker_count)
-        length = snprintf(words, sizeof words, "no workers");
+        snprintf(words, sizeof words, "no workers");
     else if (place->worker_count == 1)
-        length = snprintf(words, sizeof words, "worker %u", place->first_worker);
+        snprintf(words, sizeof words, "worker %u", place->first_worker);
     else
-        length = snprintf(words, sizeof words, "workers %u-%u", place->first_worker,
-                          place->first_worker + place->worker_count - 1);
-    if (other_packages(layout, from->subject, &packages))
-        snprintf(words + length, sizeof words - length, ", packages %u-%u", packages.least,
-                 packages.most);
+        snprintf(words, sizeof words, "workers %u-%u", place->first_worker,
+                 place->first_worker + place->worker_count - 1);
     used = text(page, r.x, r.y + 12, r.w, layout->detail_size, false, DRAW_LEFT, INK, words);
-    snprintf(words, sizeof words, "%u lane%s", place->lanes, place->lanes == 1 ? "" : "s");
+    if (other_packages(layout, from->subject, &packages))
+        snprintf(words, sizeof words, "%s %u-%u", r.w < 220 ? "pkg" : "packages", packages.least,
+                 packages.most);
+    else
+        snprintf(words, sizeof words, "%u lane%s", place->lanes, place->lanes == 1 ? "" : "s");
     if (r.w - used > draw_text_width(words, layout->detail_size, false) + 6)
         text(page, r.x + r.w, r.y + 12, r.w - used, layout->detail_size, false, DRAW_RIGHT, GREY,
              words);
