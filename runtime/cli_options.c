@@ -63,6 +63,7 @@ static const struct option_text option_texts[] = {
                             "read bandwidth of a node while all are read, as in 9.6GB/s or\n"
                             "0-15=9.6GB/s (default: as measured, else by the CPU's name)"},
     [CLI_PASS_TOKENS] = {"tokens", "LIST", "predict passes of so many tokens, as in 1,4096"},
+    [CLI_PNG] = {"png", "FILE", "write a picture of the plan, as PNG"},
     [CLI_REPEAT] = {"repeat", "N", "repetitions of each measurement (default: by time)"},
     [CLI_RESERVE_CPUS] = {"reserve-cpus", "LIST",
                           "no workers on the cores of these CPUs: they are the engine's own"},
@@ -75,6 +76,7 @@ static const struct option_text option_texts[] = {
     [CLI_STEPS] = {"steps", "N", "end after so many steps, however long they take"},
     [CLI_STREAM] = {"stream", NULL,
                     "with --gpu: copy each layer from host memory while the one before computes"},
+    [CLI_SVG] = {"svg", "FILE", "write a picture of the plan, as SVG"},
     [CLI_THREADS] = {"threads", "N", "threads that execute the plan, whatever its workers"},
     [CLI_TOKENS] = {"tokens", "LIST", "batch sizes to measure, as in 1,16,256"},
     [CLI_TOPOLOGY] = {"topology", "WHAT",
@@ -303,6 +305,9 @@ static int set_option(enum cli_option option, const char *text, struct cli_value
         return cli_parse_list(text, &values->nodes, error);
     case CLI_NODE_BANDWIDTH:
         return cli_parse_rates(text, values, error);
+    case CLI_PNG:
+        values->png = text;
+        return 0;
     case CLI_REPEAT:
         rc = parse_count(text, 1000000, &number, error);
         values->repeat = (uint32_t)number;
@@ -327,6 +332,9 @@ static int set_option(enum cli_option option, const char *text, struct cli_value
         return parse_count(text, UINT64_MAX, &values->steps, error);
     case CLI_STREAM:
         values->stream = true;
+        return 0;
+    case CLI_SVG:
+        values->svg = text;
         return 0;
     case CLI_THREADS:
         rc = parse_count(text, UINT32_MAX - 1, &number, error);

@@ -44,6 +44,7 @@ enum cli_option {
     CLI_NODES,
     CLI_NODE_BANDWIDTH,
     CLI_PASS_TOKENS,
+    CLI_PNG,
     CLI_REPEAT,
     CLI_RESERVE_CPUS,
     CLI_RESIDENT,
@@ -52,6 +53,7 @@ enum cli_option {
     CLI_SMT,
     CLI_STEPS,
     CLI_STREAM,
+    CLI_SVG,
     CLI_THREADS,
     CLI_TOKENS,
     CLI_TOPOLOGY,
@@ -73,7 +75,7 @@ struct cli_rate {
 
 /* What the command line says; zero or NULL where it says nothing. */
 struct cli_values {
-    const char *directory, *model, *save, *topology;
+    const char *directory, *model, *save, *topology, *svg, *png;
     struct cli_list cpus, nodes, tokens;
     uint64_t duration_s, experts, layers, keep_free_bytes, seed, steps;
     uint32_t repeat, threads, workers;

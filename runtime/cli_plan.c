@@ -1,5 +1,6 @@
 /* numoe plan. SPDX-License-Identifier: Apache-2.0 */
 #include "checkpoint.h"
+#include "cli_draw.h"
 #include "cli_options.h"
 #include "cli_output.h"
 #include "cli_predict.h"
@@ -76,6 +77,9 @@ static int run(const struct cli_values *values)
         code = cli_report("plan", CLI_STAGE_OPTIONS, &error);
         goto free_machine;
     }
+    code = cli_draw_plan(values, &desc, machine, plan);
+    if (code)
+        goto free_plan;
     if (values->explain) {
         if (numoe_plan_explain(machine, plan, values->explain, stdout, &error)) {
             code = cli_report("plan", CLI_STAGE_OPTIONS, &error);
@@ -109,10 +113,26 @@ free_machine:
     return code;
 }
 
-static const enum cli_option options[] = {
-    CLI_MODEL,          CLI_LAYERS,       CLI_EXPERTS, CLI_TOPOLOGY,  CLI_WORKERS, CLI_NODES,
-    CLI_CPUS,           CLI_RESERVE_CPUS, CLI_SMT,     CLI_KEEP_FREE, CLI_DOMAINS, CLI_GPU_AT,
-    CLI_NODE_BANDWIDTH, CLI_PASS_TOKENS,  CLI_ISA,     CLI_EXPLAIN,   CLI_JSON,    CLI_END};
+static const enum cli_option options[] = {CLI_MODEL,
+                                          CLI_LAYERS,
+                                          CLI_EXPERTS,
+                                          CLI_TOPOLOGY,
+                                          CLI_WORKERS,
+                                          CLI_NODES,
+                                          CLI_CPUS,
+                                          CLI_RESERVE_CPUS,
+                                          CLI_SMT,
+                                          CLI_KEEP_FREE,
+                                          CLI_DOMAINS,
+                                          CLI_GPU_AT,
+                                          CLI_NODE_BANDWIDTH,
+                                          CLI_PASS_TOKENS,
+                                          CLI_ISA,
+                                          CLI_EXPLAIN,
+                                          CLI_JSON,
+                                          CLI_SVG,
+                                          CLI_PNG,
+                                          CLI_END};
 
 const struct cli_verb cli_plan = {
     .name = "plan",

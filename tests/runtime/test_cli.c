@@ -479,6 +479,53 @@ Test(cli_plan, what_does_not_fit_is_exit_code_3, .timeout = 60)
     assert_refused(answer, 3, "short");
 }
 
+Test(cli_plan, draws_what_it_plans, .timeout = 60)
+{
+    char directory[] = "/tmp/numoe-picture-XXXXXX", path[64], head[8] = {0};
+    struct answer answer;
+    FILE *file;
+
+    cr_assert_not_null(mkdtemp(directory));
+    snprintf(path, sizeof path, "%s/plan.svg", directory);
+    answer = numoe("plan", "--model", "v4-flash", "--topology", DUAL_7H12, "--svg", path, NULL);
+    cr_assert_eq(answer.status, 0, "%s", answer.err);
+    cr_assert_not_null(strstr(answer.out, "128 workers"));
+    file = fopen(path, "re");
+    cr_assert_not_null(file);
+    cr_assert_eq(fread(head, 1, 4, file), 4);
+    fclose(file);
+    cr_assert_str_eq(head, "<svg");
+    forget(&answer);
+    unlink(path);
+
+    snprintf(path, sizeof path, "%s/plan.png", directory);
+    answer = numoe("plan", "--model", "v4-flash", "--topology", DUAL_7H12, "--png", path, NULL);
+    if (answer.status) {
+        assert_refused(answer, 1, "built without cairo");
+    } else {
+        file = fopen(path, "re");
+        cr_assert_not_null(file);
+        cr_assert_eq(fread(head, 1, 4, file), 4);
+        fclose(file);
+        cr_assert_str_eq(head, "\x89PNG");
+        forget(&answer);
+        unlink(path);
+    }
+    cr_assert_eq(rmdir(directory), 0);
+}
+
+Test(cli_plan, a_picture_that_cannot_be_written_is_refused_by_its_name, .timeout = 60)
+{
+    struct answer answer;
+
+    answer = numoe("plan", "--model", "v4-flash", "--topology", DUAL_7H12, "--svg",
+                   "/nonexistent/plan.svg", NULL);
+    assert_refused(answer, 1, "/nonexistent/plan.svg: could not be opened for writing: No such");
+    answer =
+        numoe("plan", "--model", "v4-flash", "--topology", DUAL_7H12, "--svg", "/dev/full", NULL);
+    assert_refused(answer, 3, "/dev/full: could not be written: No space left");
+}
+
 Test(cli_plan, nodes_and_cpus_that_are_not_there_are_refused, .timeout = 60)
 {
     struct answer answer =
