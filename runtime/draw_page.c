@@ -132,7 +132,6 @@ enum pu_look { PU_WORKER, PU_IDLE, PU_FORBIDDEN };
 
 static void pu_sign(struct draw_page *page, struct draw_rect rect, enum pu_look look, bool far)
 {
-    /* Half a pixel less, so that neighbours' lines lie on each other. */
     box(page, rect,
         look == PU_WORKER ? WORKER
         : look == PU_IDLE ? PAPER
@@ -250,7 +249,7 @@ void draw_legend_text(const struct draw_layout *layout, enum draw_legend item, c
 
 /* ---- places --------------------------------------------------------------------------------- */
 
-/* Smallest and largest distance between two nodes for which `asked` holds. */
+/* Smallest and largest of some numbers; most is 0 when there are none. */
 struct span {
     uint32_t least, most;
 };

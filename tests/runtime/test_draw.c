@@ -382,6 +382,35 @@ Test(draw, text_is_cut_where_it_ends_and_no_later)
     }
 }
 
+/* Each case is one character that must not come through; '?' stands for each of its bytes. */
+Test(draw, damaged_characters_are_replaced)
+{
+    static const char *const bad[] = {"\x01",
+                                      "\x7f",
+                                      "\xff",
+                                      "\xc3",
+                                      "\x80",
+                                      "\xc0\x80",
+                                      "\xe0\x80\x80",
+                                      "\xed\xa0\x80",
+                                      "\xc2\x85",
+                                      "\xf4\x90\x80\x80",
+                                      "\xef\xbf\xbf",
+                                      "\xe2\x80\xae",
+                                      "\xf0\x8f\xbf\xbf"};
+
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        char from[16], want[16] = "a", *fit;
+
+        snprintf(from, sizeof from, "a%sb", bad[i]);
+        memset(want + 1, '?', strlen(bad[i]));
+        want[strlen(bad[i]) + 1] = 'b';
+        fit = draw_text_fit(from, 10, false, 1000);
+        cr_assert_str_eq(fit, want, "case %zu: \"%s\"", i, fit);
+        free(fit);
+    }
+}
+
 Test(draw, lines_are_wrapped_at_words)
 {
     char **lines = NULL;
