@@ -406,6 +406,7 @@ static inline int fake_event_create(void *device, void **event)
 static inline int fake_event_destroy(void *device, void *event)
 {
     const int e = fake_call(device);
+    ((struct fake *)device)->lost += e != 0;
     if (e)
         return e;
     ((struct fake *)device)->events--;

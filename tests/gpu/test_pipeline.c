@@ -231,7 +231,7 @@ static void expect_clean(struct fake *f)
 {
     cr_expect_eq(f->wrong, 0, "%s", f->text);
     cr_expect_leq(f->range_count, f->lost, "%u ranges were left", f->range_count);
-    cr_expect_eq(f->events, 0, "%u events were left", f->events);
+    cr_expect_leq(f->events, f->lost, "%u events were left", f->events);
     for (int i = 0; i < FAKE_STREAMS; i++)
         cr_expect_not(f->streams[i].used, "a stream was left");
 }
@@ -613,6 +613,166 @@ Test(gpu_pipeline, a_slot_is_given_up_for_workspace)
     expect_clean(f);
     numoe_gpu_close(gpu);
     fake_free(f);
+    model_free(m);
+}
+
+static bool held(const struct gpu_stream *s, uint64_t layer)
+{
+    for (uint32_t i = 0; i < s->slot_count; i++)
+        if (s->slots[i].layer == layer)
+            return true;
+    return false;
+}
+
+Test(gpu_pipeline, the_slot_given_up_is_the_one_needed_last)
+{
+    for (uint64_t next = 0; next < LAYERS; next++) {
+        struct model *m = model_make(LAYERS, true);
+        struct fake *f = fake_make(2);
+        struct numoe_gpu *gpu = wrap(f);
+        const struct numoe_gpu_source source = source_of(m);
+        const struct numoe_gpu_model_options options = {.keep_free_bytes = 1 << 20};
+        struct numoe_gpu_model *model;
+        struct batch b;
+        uint64_t done;
+
+        cr_assert_eq(numoe_gpu_model_create(gpu, &source, &options, &model, NULL), 0);
+        for (uint64_t layer = 0; layer < LAYERS; layer++) {
+            batch_make(&b);
+            cr_assert_eq(numoe_gpu_forward(model, layer, &b.call, &done, NULL), 0);
+        }
+        for (uint32_t slots = LAYERS; slots > 2; slots--) {
+            const uint64_t last = (next + slots - 1) % LAYERS;
+            cr_assert_eq(gpu_stream_shrink(&model->stream, next, NULL), 0);
+            cr_expect_eq(model->stream.slot_count, slots - 1);
+            cr_expect_not(held(&model->stream, last), "layer %d", (int)last);
+            for (uint64_t i = 0; i + 1 < slots; i++)
+                cr_expect(held(&model->stream, (next + i) % LAYERS), "layer %d after %d", (int)i,
+                          (int)next);
+        }
+        cr_expect_eq(gpu_stream_shrink(&model->stream, next, NULL), -ENOMEM);
+        for (uint64_t i = 0; i < 2 * LAYERS; i++) {
+            batch_make(&b);
+            cr_assert_eq(numoe_gpu_forward(model, i % LAYERS, &b.call, &done, NULL), 0);
+            cr_expect(batch_right(m, i % LAYERS, &b, done));
+        }
+        numoe_gpu_model_destroy(model);
+        expect_clean(f);
+        numoe_gpu_close(gpu);
+        fake_free(f);
+        model_free(m);
+    }
+}
+
+/* Memory runs out while the next layer is being copied, and what is called for that fails too, at
+ * every step: a slot that holds half a layer must not pass for a whole one. */
+Test(gpu_pipeline, a_second_fault_while_a_slot_is_given_up, .timeout = 120)
+{
+    struct model *m = model_make(LAYERS, true);
+    const struct numoe_gpu_source source = source_of(m);
+    const struct numoe_gpu_model_options options = {
+        .slots = 4, .ring_bytes = 16384, .no_pinning = true, .keep_free_bytes = 1 << 20};
+
+    for (uint64_t seed = 0; seed < 3; seed++)
+        for (uint64_t second = 1; second < 60; second++) {
+            struct fake *f = fake_make(seed);
+            struct numoe_gpu *gpu = wrap(f);
+            struct numoe_error error = NUMOE_ERROR_INIT;
+            struct numoe_gpu_model *model;
+            uint64_t done, layer = 0, failures = 0;
+            struct batch b;
+            bool more;
+
+            cr_assert_eq(numoe_gpu_model_create(gpu, &source, &options, &model, &error), 0);
+            for (; layer < 2; layer++) {
+                batch_make(&b);
+                b.call.tokens = 1;
+                cr_assert_eq(numoe_gpu_forward(model, layer, &b.call, &done, &error), 0);
+            }
+            /* the slot filled last is half full, and memory is short for more tokens */
+            gpu_stream_prefetch(&model->stream, 3, 2, NULL);
+            gpu_stream_pump(&model->stream, false, &more, NULL);
+            f->memory = f->taken + 100;
+            f->fail_at = f->calls + second;
+            f->fail_code = 1;
+            for (int i = 0; i < 2 * LAYERS; i++, layer = (layer + 1) % LAYERS) {
+                int rc;
+                batch_make(&b);
+                b.call.tokens = TOKENS_MOST;
+                rc = numoe_gpu_forward(model, layer, &b.call, &done, &error);
+                failures += rc != 0;
+                cr_assert(batch_right(m, layer, &b, done), "seed %d, fault at %d, call %d",
+                          (int)seed, (int)second, i);
+                cr_expect(rc == 0 || rc == -EINVAL, "%d: %s", rc, error.message);
+            }
+            cr_expect_leq(failures, 1);
+            numoe_gpu_model_destroy(model);
+            expect_clean(f);
+            numoe_gpu_close(gpu);
+            fake_free(f);
+        }
+    model_free(m);
+}
+
+/* A call of many tokens; a pass of 256 of them fits once a slot is given up. */
+Test(gpu_pipeline, a_slot_goes_before_passes_get_short, .timeout = 60)
+{
+    enum { MANY = 600, WORTH = 256 };
+    static float x[MANY][HIDDEN], out[2][MANY][HIDDEN], routing[MANY];
+    static int32_t ids[MANY];
+    struct model *m = model_make(LAYERS, false);
+    const struct numoe_gpu_source source = source_of(m);
+    const struct numoe_gpu_model_options options = {.keep_free_bytes = 4 << 20};
+    struct numoe_gpu_call call = {.tokens = WORTH,
+                                  .top_k = 1,
+                                  .x = x,
+                                  .x_type = NUMOE_F32,
+                                  .x_stride = HIDDEN,
+                                  .ids = ids,
+                                  .routing = routing,
+                                  .out_type = NUMOE_F32,
+                                  .out_stride = HIDDEN,
+                                  .scale = 1.0f};
+    uint64_t need = 0;
+
+    for (int t = 0; t < MANY; t++) {
+        for (int k = 0; k < HIDDEN; k++)
+            x[t][k] = round_to_bf16(random_normal());
+        ids[t] = t % EXPERTS;
+        routing[t] = (float)random_unit();
+    }
+    for (int shortage = 0; shortage < 2; shortage++) {
+        struct fake *f = fake_make(3);
+        struct numoe_gpu *gpu = wrap(f);
+        struct numoe_gpu_report report;
+        struct numoe_gpu_model *model;
+        uint64_t done, launches = 0;
+
+        cr_assert_eq(numoe_gpu_model_create(gpu, &source, &options, &model, NULL), 0);
+        call.out = out[shortage];
+        if (shortage) {
+            f->memory = f->taken + need - 256;
+        } else {
+            cr_assert_eq(numoe_gpu_forward(model, 0, &call, &done, NULL), 0);
+            numoe_gpu_model_report(model, &report);
+            need = report.device_bytes - report.slots * report.slot_bytes;
+        }
+        call.tokens = MANY;
+        for (int i = 0; i < FAKE_STREAMS; i++)
+            f->streams[i].launches = 0;
+        cr_assert_eq(numoe_gpu_forward(model, 1, &call, &done, NULL), 0);
+        cr_expect_eq(done, MANY);
+        for (int i = 0; i < FAKE_STREAMS; i++)
+            launches += f->streams[i].launches;
+        numoe_gpu_model_report(model, &report);
+        cr_expect_eq(launches, shortage ? 3 : 1, "%d passes", (int)launches);
+        cr_expect_eq(report.slots, shortage ? LAYERS - 1 : LAYERS);
+        numoe_gpu_model_destroy(model);
+        expect_clean(f);
+        numoe_gpu_close(gpu);
+        fake_free(f);
+    }
+    cr_expect(same_bits(out[0], out[1], sizeof out[0]));
     model_free(m);
 }
 
