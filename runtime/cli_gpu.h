@@ -12,8 +12,11 @@ struct json_t;
 int cli_bench_gpu(const struct cli_values *values);
 
 /* What of a run a GPU did, and why not more. */
-void cli_print_gpu(const struct numoe_model_info *info, const struct numoe_stats *stats);
-struct json_t *cli_gpu_json(const struct numoe_model_info *info, const struct numoe_stats *stats);
+struct numoe_gpu_report;
+void cli_print_gpu(const struct numoe_model_info *info, const struct numoe_stats *stats,
+                   const struct numoe_gpu_report *report);
+struct json_t *cli_gpu_json(const struct numoe_model_info *info, const struct numoe_stats *stats,
+                            const struct numoe_gpu_report *report);
 
 /* The GPUs of this machine with locality, and whether each can be used; nothing for another's. */
 void cli_topo_gpus(const struct numoe_machine *machine);
