@@ -16,26 +16,24 @@
 
 /* ---- topo and run ---------------------------------------------------------------------------- */
 
-/* Examine device `index`; the gate's mode is what the environment says, else on. */
-static void examine(uint32_t index, const struct numoe_machine *machine,
+/* How many devices there are to examine, or why none: negative. */
+static int count_gpus(enum numoe_gpu_mode mode, struct numoe_error *error)
+{
+    if (mode == NUMOE_GPU_OFF)
+        return numoe_error_set(error, -ENODEV, "GPU", "NUMOE_GPU=off in the environment");
+    return numoe_gpu_count(error);
+}
+
+static void examine(uint32_t index, const struct numoe_machine *machine, enum numoe_gpu_mode mode,
                     struct numoe_gpu_properties *p, struct numoe_gpu_verdict *verdict)
 {
     struct numoe_error error = NUMOE_ERROR_INIT;
-    enum numoe_gpu_mode mode;
     struct numoe_gpu *gpu;
 
     *verdict = (struct numoe_gpu_verdict){.rel_l2 = -1};
     if (numoe_gpu_describe(index, machine, p, &error)) {
         snprintf(verdict->reason, sizeof verdict->reason, "%.*s", (int)sizeof verdict->reason - 1,
                  error.message);
-        return;
-    }
-    if (numoe_gpu_mode(NUMOE_GPU_ON, &mode, &error)) {
-        snprintf(verdict->reason, sizeof verdict->reason, "NUMOE_GPU: %.*s", 400, error.message);
-        return;
-    }
-    if (mode == NUMOE_GPU_OFF) {
-        snprintf(verdict->reason, sizeof verdict->reason, "NUMOE_GPU=off");
         return;
     }
     if (!numoe_gpu_open(index, mode, machine, NULL, &gpu, verdict, NULL)) {
@@ -57,14 +55,14 @@ static void print_gpu(const struct numoe_gpu_properties *p, const struct numoe_g
            v->reason);
 }
 
-void cli_topo_gpus(const struct numoe_machine *machine)
+void cli_topo_gpus(const struct numoe_machine *machine, enum numoe_gpu_mode mode)
 {
     struct numoe_error error = NUMOE_ERROR_INIT;
     int count;
 
     if (!machine->live)
         return;
-    count = numoe_gpu_count(&error);
+    count = count_gpus(mode, &error);
     if (count < 0) {
         printf("no GPU is used: %s\n", error.message);
         return;
@@ -72,7 +70,7 @@ void cli_topo_gpus(const struct numoe_machine *machine)
     for (uint32_t i = 0; i < (uint32_t)count; i++) {
         struct numoe_gpu_properties p;
         struct numoe_gpu_verdict v;
-        examine(i, machine, &p, &v);
+        examine(i, machine, mode, &p, &v);
         print_gpu(&p, &v);
     }
 }
@@ -91,7 +89,7 @@ static json_t *gpu_json(const struct numoe_gpu_properties *p)
                      "node", p->locality_known ? json_integer(p->os_node) : json_null());
 }
 
-int cli_topo_json(const struct numoe_machine *machine)
+int cli_topo_json(const struct numoe_machine *machine, enum numoe_gpu_mode mode)
 {
     struct numoe_error error = NUMOE_ERROR_INIT;
     char *text = NULL;
@@ -113,12 +111,12 @@ int cli_topo_json(const struct numoe_machine *machine)
         json_decref(gpus);
         return rc ? rc : -ENOMEM;
     }
-    count = machine->live ? numoe_gpu_count(&error) : 0;
+    count = machine->live ? count_gpus(mode, &error) : 0;
     for (uint32_t i = 0; count > 0 && i < (uint32_t)count; i++) {
         struct numoe_gpu_properties p;
         struct numoe_gpu_verdict v;
         json_t *gpu;
-        examine(i, machine, &p, &v);
+        examine(i, machine, mode, &p, &v);
         gpu = gpu_json(&p);
         json_object_set_new(gpu, "usable", json_boolean(v.usable));
         json_object_set_new(gpu, "forced", json_boolean(v.forced));
