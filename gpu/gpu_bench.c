@@ -35,7 +35,13 @@ struct inputs {
     uint8_t *memory;
     uint64_t ids, routing, out, work; /* offsets; ids and routing of a routing are up() apart */
     struct numoe_cuda_ffn ffn;
+    uint8_t *rows; /* pinned: sampled outputs of a pass over all layers; NULL */
 };
+
+static uint64_t rows_bytes(const struct numoe_gpu_model *m, const struct numoe_gpu_bench *b)
+{
+    return m->source.layers * b->samples * m->source.shape.hidden * sizeof(float);
+}
 
 static int inputs_make(struct numoe_gpu_model *m, const struct numoe_gpu_bench *b,
                        struct inputs *in, struct numoe_error *error)
@@ -97,6 +103,8 @@ static void inputs_free(struct numoe_gpu_model *m, struct inputs *in)
     gpu_judge(gpu, gpu->ops->stream_sync(gpu->device, m->stream.compute), NULL, "the measurement");
     if (in->memory)
         gpu_judge(gpu, gpu->ops->release(gpu->device, in->memory), NULL, "freeing inputs");
+    if (in->rows)
+        gpu_judge(gpu, gpu->ops->host_release(gpu->device, in->rows), NULL, "freeing outputs");
 }
 
 static void use_routing(const struct numoe_gpu_bench *b, const struct inputs *in, uint32_t routing,
@@ -164,9 +172,27 @@ out:
     return rc;
 }
 
+/* Queue the sampled tokens of a layer's output on their way to the host: some rows, in the
+ * direction of the link that weights do not take. */
+static int send_rows(struct numoe_gpu_model *m, const struct numoe_gpu_bench *b,
+                     const struct inputs *in, uint64_t layer, struct numoe_error *error)
+{
+    struct numoe_gpu *gpu = m->gpu;
+    const uint64_t row = m->source.shape.hidden * sizeof(float);
+    int rc = 0;
+
+    for (uint32_t i = 0; !rc && i < b->samples; i++)
+        rc = gpu_judge(gpu,
+                       gpu->ops->copy_out(gpu->device, m->stream.compute,
+                                          in->rows + (layer * b->samples + i) * row,
+                                          in->memory + in->out + b->sample[i] * row, row),
+                       error, "copying outputs");
+    return rc;
+}
+
 /* All layers once. copy, compute: whether to. */
-static int pass(struct numoe_gpu_model *m, const struct inputs *in, bool copy, bool compute,
-                double *ms, struct numoe_error *error)
+static int pass(struct numoe_gpu_model *m, const struct numoe_gpu_bench *b, const struct inputs *in,
+                bool copy, bool compute, double *ms, struct numoe_error *error)
 {
     struct numoe_gpu *gpu = m->gpu;
     const struct gpu_ops *ops = gpu->ops;
@@ -196,6 +222,8 @@ static int pass(struct numoe_gpu_model *m, const struct inputs *in, bool copy, b
         }
         if (!rc)
             rc = gpu_stream_release(&m->stream, slot, error);
+        if (!rc && copy && compute && in->rows)
+            rc = send_rows(m, b, in, layer, error);
         if (!rc && copy && layer + 1 < m->source.layers)
             rc = gpu_stream_prefetch(&m->stream, layer + 1, layer, error);
     }
@@ -222,22 +250,35 @@ int numoe_gpu_bench_layers(struct numoe_gpu_model *m, struct numoe_gpu_bench *b,
     int rc = gpu_enter(m->gpu, error);
 
     if (!ms)
-        return numoe_error_set(error, -ENOMEM, "bench", "out of memory");
+        return rc ? rc : numoe_error_set(error, -ENOMEM, "bench", "out of memory");
     if (rc)
         goto out;
+    for (uint32_t i = 0; b->sampled && i < b->samples; i++)
+        if (b->sample[i] >= b->tokens) {
+            rc = numoe_error_set(error, -EINVAL, "sample", "token %llu of %llu",
+                                 (unsigned long long)b->sample[i], (unsigned long long)b->tokens);
+            goto out;
+        }
     rc = inputs_make(m, b, &in, error);
     if (rc)
         goto out;
     use_routing(b, &in, 0, &in.ffn);
-    rc = pass(m, &in, true, true, &ms[0], error); /* warms up */
+    if (b->sampled && b->samples)
+        rc = gpu_judge(
+            m->gpu, m->gpu->ops->host_allocate(m->gpu->device, rows_bytes(m, b), (void **)&in.rows),
+            error, "allocating pinned memory for outputs");
+    if (!rc)
+        rc = pass(m, b, &in, true, true, &ms[0], error); /* warms up */
     for (uint32_t i = 0; !rc && i < repeat; i++) {
         before = m->stream.copied_bytes;
-        rc = pass(m, &in, true, true, &ms[i], error);
+        if (in.rows)
+            memset(in.rows, 0xFF, rows_bytes(m, b)); /* NaN: no output of another pass */
+        rc = pass(m, b, &in, true, true, &ms[i], error);
         result->bytes = m->stream.copied_bytes - before;
         if (!rc)
-            rc = pass(m, &in, true, false, &ms[repeat + i], error);
+            rc = pass(m, b, &in, true, false, &ms[repeat + i], error);
         if (!rc)
-            rc = pass(m, &in, false, true, &ms[2 * repeat + i], error);
+            rc = pass(m, b, &in, false, true, &ms[2 * repeat + i], error);
     }
     if (rc)
         goto out;
@@ -246,7 +287,8 @@ int numoe_gpu_bench_layers(struct numoe_gpu_model *m, struct numoe_gpu_bench *b,
     result->total_ms = ms[repeat / 2];
     result->copy_ms = ms[repeat + repeat / 2];
     result->compute_ms = ms[2 * repeat + repeat / 2];
-    rc = take_out(m, b, &in, error);
+    if (in.rows)
+        memcpy(b->sampled, in.rows, rows_bytes(m, b));
 out:
     inputs_free(m, &in);
     free(ms);

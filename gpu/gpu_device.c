@@ -33,11 +33,11 @@ int numoe_gpu_mode(enum numoe_gpu_mode wish, enum numoe_gpu_mode *mode, struct n
 /* What the first call to the driver says when it fails. */
 static void describe_absence(int code, char *text, size_t size)
 {
-    enum { INSUFFICIENT_DRIVER = 35, NO_DEVICE = 100 };
-
-    if (code == INSUFFICIENT_DRIVER)
+    if (code == GPU_NOT_BUILT)
+        snprintf(text, size, "%s", gpu_backend_text(code));
+    else if (code == GPU_CODE_DRIVER)
         snprintf(text, size, "no NVIDIA driver is installed, or it is too old for this build");
-    else if (code == NO_DEVICE)
+    else if (code == GPU_CODE_NO_DEVICE)
         snprintf(text, size, "the driver shows no device");
     else
         snprintf(text, size, "the driver does not answer: %s (%d)", gpu_backend_text(code), code);
@@ -51,7 +51,7 @@ static void look(struct gpu_evidence *e, char *text, size_t size)
     e->known = GPU_STEP_THERE;
     e->built = code != GPU_NOT_BUILT;
     e->absent = NULL;
-    if (e->built && code) {
+    if (code) {
         describe_absence(code, text, size);
         e->absent = text;
     }

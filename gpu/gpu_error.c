@@ -8,12 +8,11 @@ enum {
     INVALID_VALUE = 1,
     MEMORY_ALLOCATION = 2,
     INITIALIZATION = 3,
-    INSUFFICIENT_DRIVER = 35,
-    NO_DEVICE = 100,
     INVALID_DEVICE = 101,
     INVALID_IMAGE = 200,
     NO_BINARY = 209,
     ECC_UNCORRECTABLE = 214,
+    NVLINK_UNCORRECTABLE = 220,
     UNSUPPORTED_PTX = 222,
     CONTAINED = 226,
     OPERATING_SYSTEM = 304,
@@ -32,10 +31,11 @@ enum {
     ADDRESS_SPACE = 717,
     INVALID_PC = 718,
     LAUNCH_FAILURE = 719,
+    TENSOR_LEAK = 721,
     NOT_PERMITTED = 800,
     NOT_SUPPORTED = 801,
     SYSTEM_NOT_READY = 802,
-    TENSOR_LEAK = 721,
+    MPS_TERMINATED = 810,
     EXTERNAL_DEVICE = 911,
     UNKNOWN = 999
 };
@@ -48,6 +48,7 @@ enum gpu_fault gpu_fault_of(int code)
     case MEMORY_ALLOCATION:
         return GPU_FAULT_MEMORY;
     case ECC_UNCORRECTABLE:
+    case NVLINK_UNCORRECTABLE:
     case CONTAINED:
     case ILLEGAL_ADDRESS:
     case TIMEOUT:
@@ -60,6 +61,7 @@ enum gpu_fault gpu_fault_of(int code)
     case INVALID_PC:
     case LAUNCH_FAILURE:
     case TENSOR_LEAK:
+    case MPS_TERMINATED:
     case EXTERNAL_DEVICE:
     case UNKNOWN:
         return GPU_FAULT_DEAD;
@@ -81,8 +83,8 @@ int gpu_errno_of(int code)
         break;
     }
     switch (code) {
-    case INSUFFICIENT_DRIVER:
-    case NO_DEVICE:
+    case GPU_CODE_DRIVER:
+    case GPU_CODE_NO_DEVICE:
     case INVALID_DEVICE:
     case INITIALIZATION:
     case SYSTEM_NOT_READY:

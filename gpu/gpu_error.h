@@ -15,7 +15,19 @@ enum gpu_fault {
 
 enum gpu_fault gpu_fault_of(int code);
 
-/* 0, -ENOMEM, -EINVAL, -ENODEV, -ENOTSUP or, for what kills the device, -EIO. */
+/* The codes of a driver that is missing or too old, and of a driver that shows no device. */
+enum { GPU_CODE_DRIVER = 35, GPU_CODE_NO_DEVICE = 100 };
+
+/*
+ * 0
+ * -ENOMEM   not enough memory of the device, or of the host to be pinned
+ * -EIO      what kills the device
+ * -ENODEV   no driver, no such device, or a system that is not ready
+ * -ENOTSUP  no code for the device, or a feature that it lacks
+ * -EPERM    the system does not allow it
+ * -EAGAIN   not finished yet
+ * -EINVAL   anything else
+ */
 int gpu_errno_of(int code);
 
 #endif

@@ -41,7 +41,7 @@ NUMOE_PRINTF(2, 3) static void refuse(struct numoe_gpu_verdict *v, const char *f
 static void decide_there(const struct gpu_evidence *e, struct numoe_gpu_verdict *v)
 {
     if (!e->built)
-        refuse(v, "this build has no GPU support: the CUDA toolkit was not there when it was made");
+        refuse(v, "this build has no GPU support: %s", e->absent ? e->absent : "no reason");
     else if (e->absent)
         refuse(v, "%s", e->absent);
     else if (e->devices == 0)

@@ -26,7 +26,7 @@ struct gpu_evidence {
     enum gpu_step known; /* the last step whose fields are filled */
     enum numoe_gpu_mode mode;
     bool built, loaded; /* with CUDA; code for the device */
-    const char *absent; /* THERE: why there is no driver or no device; NULL: there is */
+    const char *absent; /* THERE: why there is no CUDA, driver or device; NULL: there is */
     uint32_t devices, index;
     const char *name;
     int major, minor;

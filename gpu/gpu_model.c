@@ -20,6 +20,8 @@
 #define HOST_BYTES_MOST ((uint64_t)512 << 20) /* pinned staging of a pass */
 #define GIB ((uint64_t)1 << 30)
 enum { PASS_TOKENS_MOST = 1 << 16 };
+/* Below so many a pass reads nearly every expert for few tokens each: rather a slot less. */
+enum { PASS_TOKENS_WORTH = 256 };
 
 static void model_free(struct numoe_gpu_model *m)
 {
@@ -258,10 +260,10 @@ static int reserve(struct numoe_gpu_model *m, uint64_t device, uint64_t host,
     return m->device && m->host ? 0 : -ENOMEM;
 }
 
-/* How many tokens the next pass takes, with room for them. Out of memory means fewer tokens, then
- * fewer slots, then giving up. */
-static int plan_pass(struct numoe_gpu_model *m, const struct numoe_gpu_call *call, uint64_t left,
-                     uint64_t *tokens, struct numoe_error *error)
+/* How many tokens the next pass takes, with room for them. Out of memory means fewer tokens as long
+ * as the passes stay worth their launches, then fewer slots, then fewer tokens again. */
+static int plan_pass(struct numoe_gpu_model *m, uint64_t layer, const struct numoe_gpu_call *call,
+                     uint64_t left, uint64_t *tokens, struct numoe_error *error)
 {
     struct numoe_gpu *gpu = m->gpu;
     uint64_t n = left < PASS_TOKENS_MOST ? left : PASS_TOKENS_MOST;
@@ -286,15 +288,27 @@ static int plan_pass(struct numoe_gpu_model *m, const struct numoe_gpu_call *cal
             continue;
         }
         rc = reserve(m, device.bytes, host.bytes, &inner);
-        if (rc == -ENOMEM && n > 16) {
-            n = (n + 1) / 2;
+        if (rc == -ENOMEM && n > PASS_TOKENS_WORTH) {
+            n = n / 2 > PASS_TOKENS_WORTH ? (n + 1) / 2 : PASS_TOKENS_WORTH;
             continue;
         }
-        if (rc == -ENOMEM && !gpu_stream_shrink(&m->stream, NULL)) {
-            numoe_log_write(&gpu->log, NUMOE_LOG_WARNING,
-                            "device memory is short: %u layers are held at once now",
-                            m->stream.slot_count);
-            continue;
+        if (rc == -ENOMEM) {
+            struct numoe_error unshrunk = NUMOE_ERROR_INIT;
+            const int shrunk = gpu_stream_shrink(&m->stream, layer, &unshrunk);
+            if (!shrunk) {
+                numoe_log_write(&gpu->log, NUMOE_LOG_WARNING,
+                                "device memory is short: %u layers are held at once now",
+                                m->stream.slot_count);
+                continue;
+            }
+            if (shrunk == -ENOMEM && n > 1) {
+                n = (n + 1) / 2;
+                continue;
+            }
+            if (shrunk != -ENOMEM) {
+                rc = shrunk;
+                inner = unshrunk;
+            }
         }
         if (rc && error)
             *error = inner;
@@ -463,7 +477,7 @@ int numoe_gpu_forward(struct numoe_gpu_model *m, uint64_t layer, const struct nu
                              (unsigned long long)m->source.layers);
     while (!rc && *done < call->tokens) {
         uint64_t tokens = 0;
-        rc = plan_pass(m, call, call->tokens - *done, &tokens, error);
+        rc = plan_pass(m, layer, call, call->tokens - *done, &tokens, error);
         if (!rc)
             rc = run_pass(m, layer, call, *done, tokens, error);
         if (!rc)

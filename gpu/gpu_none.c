@@ -1,4 +1,4 @@
-/* Without the CUDA toolkit: no device, and that reason. SPDX-License-Identifier: Apache-2.0 */
+/* Built without CUDA: no device, and that reason. SPDX-License-Identifier: Apache-2.0 */
 #include "gpu_backend.h"
 
 const struct gpu_ops *gpu_backend_ops(void)
@@ -14,7 +14,11 @@ const char *gpu_backend_images(void)
 const char *gpu_backend_text(int code)
 {
     (void)code;
-    return "built without CUDA";
+#ifdef NUMOE_CUDA_LEFT_OUT
+    return "it was made with CUDA left out";
+#else
+    return "the CUDA toolkit was not there when it was made";
+#endif
 }
 
 int gpu_backend_count(uint32_t *count)

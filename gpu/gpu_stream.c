@@ -231,25 +231,29 @@ static struct gpu_slot *victim(struct gpu_stream *s, uint64_t layer, uint64_t ke
     return best;
 }
 
-int gpu_stream_shrink(struct gpu_stream *s, struct numoe_error *error)
+int gpu_stream_shrink(struct gpu_stream *s, uint64_t layer, struct numoe_error *error)
 {
     struct numoe_gpu *gpu = s->gpu;
-    struct gpu_slot *slot = &s->slots[s->slot_count - 1];
+    struct gpu_slot *slot = s->slot_count > fewest(s) ? victim(s, layer, layer) : NULL, *last;
     int rc;
 
-    if (s->slot_count <= fewest(s))
+    if (!slot)
         return numoe_error_set(error, -ENOMEM, gpu->properties.name,
                                "out of device memory with %u slots left", s->slot_count);
-    if (s->filling == slot)
-        s->filling = NULL;
     rc = gpu_judge(gpu, gpu->ops->stream_sync(gpu->device, s->copies), error, "the copies");
     if (!rc)
         rc = gpu_judge(gpu, gpu->ops->stream_sync(gpu->device, s->compute), error,
                        "the computation");
     if (rc)
         return rc;
-    slot_fini(s, slot);
-    s->slot_count--;
+    slot_fini(s, slot); /* a victim is never being filled */
+    last = &s->slots[--s->slot_count];
+    if (slot != last) {
+        *slot = *last;
+        *last = (struct gpu_slot){.layer = GPU_NO_LAYER};
+        if (s->filling == last)
+            s->filling = slot;
+    }
     return 0;
 }
 

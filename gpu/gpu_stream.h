@@ -51,9 +51,10 @@ int gpu_stream_init(struct gpu_stream *stream, struct numoe_gpu *gpu,
 /* Waits for both streams first. */
 void gpu_stream_fini(struct gpu_stream *stream);
 
-/* Give back the device memory of the slot that is needed last; -ENOMEM when that would leave too
- * few. Waits for its copies and its computation. */
-int gpu_stream_shrink(struct gpu_stream *stream, struct numoe_error *error);
+/* Give back the device memory of the slot that is needed last when `layer` is next, whose own slot
+ * stays; -ENOMEM when that would leave too few. Waits for all copies and computations. When it
+ * fails, slots are as before. No slot may be in use by the caller: they move. */
+int gpu_stream_shrink(struct gpu_stream *stream, uint64_t layer, struct numoe_error *error);
 
 /* Begin to copy a layer unless a slot holds it. keep: a layer whose slot must stay. Queues what
  * needs no waiting. */

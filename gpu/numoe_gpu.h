@@ -184,8 +184,12 @@ struct numoe_gpu_bench {
     const uint16_t *x;    /**< bf16 [tokens][hidden] */
     const int32_t *ids;   /**< [routings][tokens][top_k] */
     const float *routing; /**< likewise */
-    float *out;           /**< [tokens][hidden]: of the last routing */
+    float *out;           /**< bench_layer: [tokens][hidden] of the last routing */
     double *ms;           /**< [repeat]: a layer, mean over the routings */
+    /** bench_layers: the tokens [samples] whose outputs are kept of each layer ... */
+    const uint64_t *sample;
+    uint32_t samples;
+    float *sampled; /**< ... [layers][samples][hidden], or NULL */
 };
 
 /** Time a layer with its weights in device memory, by replay of a captured graph. */
@@ -198,7 +202,8 @@ struct numoe_gpu_bench_stream {
 };
 
 /** Time all layers in order, each copied while the one before computes; routing 0 of bench.
- *  out, if given, is that of the last layer. Medians over bench.repeat passes. */
+ *  sampled, if given, is of the last pass that copied and computed: what was timed is what is
+ *  shown. Medians over bench.repeat passes. */
 int numoe_gpu_bench_layers(struct numoe_gpu_model *model, struct numoe_gpu_bench *bench,
                            struct numoe_gpu_bench_stream *result, struct numoe_error *error);
 

@@ -16,26 +16,24 @@
 
 /* ---- topo and run ---------------------------------------------------------------------------- */
 
-/* Examine device `index`; the gate's mode is what the environment says, else on. */
-static void examine(uint32_t index, const struct numoe_machine *machine,
+/* How many devices there are to examine, or why none: negative. */
+static int count_gpus(enum numoe_gpu_mode mode, struct numoe_error *error)
+{
+    if (mode == NUMOE_GPU_OFF)
+        return numoe_error_set(error, -ENODEV, "GPU", "NUMOE_GPU=off in the environment");
+    return numoe_gpu_count(error);
+}
+
+static void examine(uint32_t index, const struct numoe_machine *machine, enum numoe_gpu_mode mode,
                     struct numoe_gpu_properties *p, struct numoe_gpu_verdict *verdict)
 {
     struct numoe_error error = NUMOE_ERROR_INIT;
-    enum numoe_gpu_mode mode;
     struct numoe_gpu *gpu;
 
     *verdict = (struct numoe_gpu_verdict){.rel_l2 = -1};
     if (numoe_gpu_describe(index, machine, p, &error)) {
         snprintf(verdict->reason, sizeof verdict->reason, "%.*s", (int)sizeof verdict->reason - 1,
                  error.message);
-        return;
-    }
-    if (numoe_gpu_mode(NUMOE_GPU_ON, &mode, &error)) {
-        snprintf(verdict->reason, sizeof verdict->reason, "NUMOE_GPU: %.*s", 400, error.message);
-        return;
-    }
-    if (mode == NUMOE_GPU_OFF) {
-        snprintf(verdict->reason, sizeof verdict->reason, "NUMOE_GPU=off");
         return;
     }
     if (!numoe_gpu_open(index, mode, machine, NULL, &gpu, verdict, NULL)) {
@@ -57,14 +55,14 @@ static void print_gpu(const struct numoe_gpu_properties *p, const struct numoe_g
            v->reason);
 }
 
-void cli_topo_gpus(const struct numoe_machine *machine)
+void cli_topo_gpus(const struct numoe_machine *machine, enum numoe_gpu_mode mode)
 {
     struct numoe_error error = NUMOE_ERROR_INIT;
     int count;
 
     if (!machine->live)
         return;
-    count = numoe_gpu_count(&error);
+    count = count_gpus(mode, &error);
     if (count < 0) {
         printf("no GPU is used: %s\n", error.message);
         return;
@@ -72,25 +70,27 @@ void cli_topo_gpus(const struct numoe_machine *machine)
     for (uint32_t i = 0; i < (uint32_t)count; i++) {
         struct numoe_gpu_properties p;
         struct numoe_gpu_verdict v;
-        examine(i, machine, &p, &v);
+        examine(i, machine, mode, &p, &v);
         print_gpu(&p, &v);
     }
 }
 
 static json_t *gpu_json(const struct numoe_gpu_properties *p)
 {
-    return json_pack("{s:I, s:s, s:s, s:s++, s:I, s:I, s:I, s:I, s:I, s:I, s:o}", "index",
+    char capability[32];
+
+    snprintf(capability, sizeof capability, "%d.%d", p->major, p->minor);
+    return json_pack("{s:I, s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:o}", "index",
                      (json_int_t)p->index, "name", p->name, "bus", p->bus, "compute_capability",
-                     (char[]){(char)('0' + p->major / 10 % 10), (char)('0' + p->major % 10), 0},
-                     ".", (char[]){(char)('0' + p->minor % 10), 0}, "multiprocessors",
-                     (json_int_t)p->multiprocessors, "memory_bytes", (json_int_t)p->memory_bytes,
-                     "free_bytes", (json_int_t)p->free_bytes, "shared_bytes",
-                     (json_int_t)p->shared_bytes, "driver_version", (json_int_t)p->driver_version,
-                     "ptx_version", (json_int_t)p->ptx_version, "node",
-                     p->locality_known ? json_integer(p->os_node) : json_null());
+                     capability, "multiprocessors", (json_int_t)p->multiprocessors, "memory_bytes",
+                     (json_int_t)p->memory_bytes, "free_bytes", (json_int_t)p->free_bytes,
+                     "shared_bytes", (json_int_t)p->shared_bytes, "driver_version",
+                     (json_int_t)p->driver_version, "ptx_version", (json_int_t)p->ptx_version,
+                     "node", p->locality_known ? json_integer(p->os_node) : json_null());
 }
 
-int cli_topo_json(const struct numoe_machine *machine, const struct numoe_warnings *warnings)
+int cli_topo_json(const struct numoe_machine *machine, const struct numoe_warnings *warnings,
+                  enum numoe_gpu_mode mode)
 {
     struct numoe_error error = NUMOE_ERROR_INIT;
     char *text = NULL;
@@ -112,12 +112,12 @@ int cli_topo_json(const struct numoe_machine *machine, const struct numoe_warnin
         json_decref(gpus);
         return rc ? rc : -ENOMEM;
     }
-    count = machine->live ? numoe_gpu_count(&error) : 0;
+    count = machine->live ? count_gpus(mode, &error) : 0;
     for (uint32_t i = 0; count > 0 && i < (uint32_t)count; i++) {
         struct numoe_gpu_properties p;
         struct numoe_gpu_verdict v;
         json_t *gpu;
-        examine(i, machine, &p, &v);
+        examine(i, machine, mode, &p, &v);
         gpu = gpu_json(&p);
         json_object_set_new(gpu, "usable", json_boolean(v.usable));
         json_object_set_new(gpu, "forced", json_boolean(v.forced));
@@ -140,7 +140,26 @@ int cli_topo_json(const struct numoe_machine *machine, const struct numoe_warnin
     return rc;
 }
 
-void cli_print_gpu(const struct numoe_model_info *info, const struct numoe_stats *stats)
+/* Where the staging for what is not pinned lies; nothing without one. */
+static void print_ring(const struct numoe_gpu_report *report)
+{
+    if (!report->ring_bytes)
+        return;
+    printf("staging for the rest: %" PRIu64 " MiB ", report->ring_bytes >> 20);
+    if (report->ring_node == NUMOE_NONE)
+        printf("wherever the system put it");
+    else
+        printf("on node %" PRIu32, report->ring_node);
+    if (report->ring_checked && report->ring_node != NUMOE_NONE)
+        printf(", %.0f %% of it there",
+               100 * (double)report->ring_placed / (double)report->ring_checked);
+    if (*report->pin_refusal)
+        printf("; %s", report->pin_refusal);
+    putchar('\n');
+}
+
+void cli_print_gpu(const struct numoe_model_info *info, const struct numoe_stats *stats,
+                   const struct numoe_gpu_report *report)
 {
     if (!*info->gpu) {
         printf("computed on the CPU, not on a GPU: %s\n", info->gpu_note);
@@ -155,15 +174,32 @@ void cli_print_gpu(const struct numoe_model_info *info, const struct numoe_stats
                info->gpu_slots, info->desc.layers);
     printf(" (%.2f GB); %.2f of %.2f GB of host memory pinned\n", (double)info->gpu_bytes / 1e9,
            (double)info->gpu_pinned_bytes / 1e9, (double)info->resident_bytes / 1e9);
+    print_ring(report);
 }
 
-json_t *cli_gpu_json(const struct numoe_model_info *info, const struct numoe_stats *stats)
+static void set_ring(json_t *object, const struct numoe_gpu_report *report)
 {
-    return json_pack("{s:s, s:s, s:b, s:I, s:I, s:I, s:I, s:I}", "name", info->gpu, "note",
-                     info->gpu_note, "resident", (int)info->gpu_resident, "slots",
-                     (json_int_t)info->gpu_slots, "device_bytes", (json_int_t)info->gpu_bytes,
-                     "pinned_bytes", (json_int_t)info->gpu_pinned_bytes, "calls",
-                     (json_int_t)stats->gpu_calls, "tokens", (json_int_t)stats->gpu_tokens);
+    json_object_set_new(object, "ring_bytes", json_integer((json_int_t)report->ring_bytes));
+    json_object_set_new(object, "ring_node",
+                        !report->ring_bytes || report->ring_node == NUMOE_NONE
+                            ? json_null()
+                            : json_integer(report->ring_node));
+    json_object_set_new(object, "ring_checked_bytes",
+                        json_integer((json_int_t)report->ring_checked));
+    json_object_set_new(object, "ring_placed_bytes", json_integer((json_int_t)report->ring_placed));
+}
+
+json_t *cli_gpu_json(const struct numoe_model_info *info, const struct numoe_stats *stats,
+                     const struct numoe_gpu_report *report)
+{
+    json_t *object = json_pack(
+        "{s:s, s:s, s:b, s:I, s:I, s:I, s:I, s:I}", "name", info->gpu, "note", info->gpu_note,
+        "resident", (int)info->gpu_resident, "slots", (json_int_t)info->gpu_slots, "device_bytes",
+        (json_int_t)info->gpu_bytes, "pinned_bytes", (json_int_t)info->gpu_pinned_bytes, "calls",
+        (json_int_t)stats->gpu_calls, "tokens", (json_int_t)stats->gpu_tokens);
+
+    set_ring(object, report);
+    return object;
 }
 
 /* ---- bench ----------------------------------------------------------------------------------- */
@@ -173,6 +209,8 @@ static const uint32_t default_tokens[] = {1, 16, 64, 1024, 8192};
 enum { DEFAULT_TOKEN_COUNT = sizeof default_tokens / sizeof default_tokens[0] };
 
 #define GPU_LIMIT 5e-3 /* relative L2 to float64 */
+
+enum { SAMPLES = 4 }; /* tokens that are compared */
 
 struct cell {
     uint64_t tokens;
@@ -259,9 +297,55 @@ static int check(const struct bench_gpu *g, const struct batch *b, uint64_t laye
     };
     struct numoe_error error = NUMOE_ERROR_INIT;
 
-    return numoe_bench_check(g->model, &outputs, 4, rel_l2, &error)
+    return numoe_bench_check(g->model, &outputs, SAMPLES, rel_l2, &error)
                ? cli_report("bench", CLI_STAGE_WORK, &error)
                : CLI_OK;
+}
+
+/* The sampled tokens of every layer of the streamed pass; rel_l2: the worst layer's. */
+static int check_sampled(const struct bench_gpu *g, const struct batch *b, double *rel_l2)
+{
+    const uint64_t hidden = g->desc.hidden, top_k = b->bench.top_k, samples = b->bench.samples;
+    uint16_t *x = calloc(samples * hidden, sizeof *x);
+    int32_t *ids = calloc(samples * top_k, sizeof *ids);
+    float *weights = calloc(samples * top_k, sizeof *weights);
+    int code = CLI_OK;
+
+    *rel_l2 = 0;
+    if (!x || !ids || !weights) {
+        cli_error("bench", "out of memory");
+        code = CLI_NO_ROOM;
+        goto out;
+    }
+    for (uint64_t i = 0; i < samples; i++) {
+        const uint64_t t = b->bench.sample[i];
+        memcpy(x + i * hidden, b->x + t * hidden, hidden * sizeof *x);
+        memcpy(ids + i * top_k, b->ids + t * top_k, top_k * sizeof *ids);
+        memcpy(weights + i * top_k, b->routing + t * top_k, top_k * sizeof *weights);
+    }
+    for (uint64_t layer = 0; !code && layer < g->desc.layers; layer++) {
+        const struct numoe_bench_outputs outputs = {
+            .layer = layer,
+            .tokens = samples,
+            .top_k = top_k,
+            .x = x,
+            .ids = ids,
+            .weights = weights,
+            .out = b->bench.sampled + layer * samples * hidden,
+        };
+        struct numoe_error error = NUMOE_ERROR_INIT;
+        double distance;
+
+        if (numoe_bench_check(g->model, &outputs, samples, &distance, &error))
+            code = cli_report("bench", CLI_STAGE_WORK, &error);
+        else if (!(distance <= *rel_l2))
+            *rel_l2 = distance;
+    }
+out:
+    free(x);
+    free(ids);
+    free(weights);
+    return code;
 }
 
 /* Mean bytes of the distinct experts of a routing. */
@@ -326,20 +410,35 @@ static int measure_stream(struct bench_gpu *g, uint64_t tokens, uint32_t index)
     struct cell *cell = &g->cells[index];
     struct batch b;
     int code = batch_make(&b, g, tokens, 1, repeat);
+    const uint32_t samples = tokens < SAMPLES ? (uint32_t)tokens : SAMPLES;
+    uint64_t sample[SAMPLES];
+    float *sampled = NULL;
 
     if (code)
         goto out;
+    sampled = calloc(g->desc.layers * samples * g->desc.hidden, sizeof *sampled);
+    if (!sampled) {
+        cli_error("bench", "no room for the outputs of %" PRIu64 " layers", g->desc.layers);
+        code = CLI_NO_ROOM;
+        goto out;
+    }
+    for (uint32_t i = 0; i < samples; i++)
+        sample[i] = samples > 1 ? i * (tokens - 1) / (samples - 1) : 0;
+    b.bench.sample = sample;
+    b.bench.samples = samples;
+    b.bench.sampled = sampled;
     *cell = (struct cell){.tokens = tokens, .repetitions = repeat, .routings = 1};
     if (numoe_gpu_bench_layers(numoe_model_gpu(g->model), &b.bench, &cell->stream, &error)) {
         code = cli_report("bench", CLI_STAGE_WORK, &error);
         goto out;
     }
-    code = check(g, &b, g->desc.layers - 1, 0, &cell->rel_l2);
+    code = check_sampled(g, &b, &cell->rel_l2);
     cell->ms = cell->stream.total_ms;
     cell->bytes = (double)cell->stream.bytes;
     cell->gbs = cell->bytes / cell->ms / 1e6;
     cell->gops = operations(g, tokens) * (double)g->desc.layers / cell->ms / 1e6;
 out:
+    free(sampled);
     batch_free(&b);
     return code;
 }
@@ -409,22 +508,24 @@ static json_t *cell_json(const struct bench_gpu *g, const struct cell *cell)
 
 static json_t *json_of(const struct bench_gpu *g, const char *model)
 {
-    json_t *results = json_array();
+    json_t *results = json_array(), *memory;
 
     for (uint32_t i = 0; i < g->cell_count; i++)
         json_array_append_new(results, cell_json(g, &g->cells[i]));
-    return json_pack(
-        "{s:s, s:o, s:{s:o, s:o}, s:o, s:{s:s, s:I, s:I, s:I, s:I, s:I, s:I},"
-        " s:{s:I, s:I, s:I, s:I, s:I}}",
-        "mode", g->values->stream ? "stream" : "resident", "results", results, "ceilings",
-        "read_gbs", cli_json_number(g->read_gbs), "link_gbs", cli_json_number(g->link_gbs), "gpu",
-        gpu_json(g->gpu), "model", "name", model, "layers", (json_int_t)g->desc.layers, "experts",
-        (json_int_t)g->desc.experts, "experts_per_token", (json_int_t)g->desc.experts_per_token,
-        "hidden", (json_int_t)g->desc.hidden, "intermediate", (json_int_t)g->desc.intermediate,
-        "expert_bytes", (json_int_t)g->expert_bytes, "memory", "slots", (json_int_t)g->report.slots,
-        "slot_bytes", (json_int_t)g->report.slot_bytes, "pinned_bytes",
-        (json_int_t)g->report.pinned_bytes, "arena_bytes", (json_int_t)g->report.arena_bytes,
-        "ring_bytes", (json_int_t)g->report.ring_bytes);
+    memory = json_pack("{s:I, s:I, s:I, s:I}", "slots", (json_int_t)g->report.slots, "slot_bytes",
+                       (json_int_t)g->report.slot_bytes, "pinned_bytes",
+                       (json_int_t)g->report.pinned_bytes, "arena_bytes",
+                       (json_int_t)g->report.arena_bytes);
+    set_ring(memory, &g->report);
+    return json_pack("{s:s, s:o, s:{s:o, s:o}, s:o, s:{s:s, s:I, s:I, s:I, s:I, s:I, s:I},"
+                     " s:o}",
+                     "mode", g->values->stream ? "stream" : "resident", "results", results,
+                     "ceilings", "read_gbs", cli_json_number(g->read_gbs), "link_gbs",
+                     cli_json_number(g->link_gbs), "gpu", gpu_json(g->gpu), "model", "name", model,
+                     "layers", (json_int_t)g->desc.layers, "experts", (json_int_t)g->desc.experts,
+                     "experts_per_token", (json_int_t)g->desc.experts_per_token, "hidden",
+                     (json_int_t)g->desc.hidden, "intermediate", (json_int_t)g->desc.intermediate,
+                     "expert_bytes", (json_int_t)g->expert_bytes, "memory", memory);
 }
 
 static void progress(uint64_t done, uint64_t total)

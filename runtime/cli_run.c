@@ -4,6 +4,7 @@
 #include "cli_memory.h"
 #include "cli_options.h"
 #include "cli_output.h"
+#include "numoe_gpu.h"
 
 #include <inttypes.h>
 #include <jansson.h>
@@ -27,6 +28,7 @@ struct report {
     uint64_t cell_count;
     double limit, worst; /* relative L2 */
     bool gpu_asked;
+    struct numoe_gpu_report gpu;
     struct numoe_stats stats;
 };
 
@@ -189,7 +191,7 @@ static void print_text(const char *directory, const struct report *report)
     printf("loaded %.3f GB in %.2f s, %.2f GB/s (%s)\n", (double)info->checkpoint_bytes / 1e9,
            info->load_seconds, (double)info->checkpoint_bytes / seconds / 1e9, info->io_path);
     if (report->gpu_asked)
-        cli_print_gpu(info, &report->stats);
+        cli_print_gpu(info, &report->stats, &report->gpu);
     print_cells(report);
     print_memory(report);
 }
@@ -230,8 +232,8 @@ static json_t *json_of_report(const char *directory, const struct report *report
     return json_pack(
         "{s:o, s:{s:s, s:s, s:I, s:I, s:I, s:I, s:I}, s:{s:s, s:I, s:s}, s:{s:I, s:o, s:s},"
         " s:{s:I, s:I, s:I, s:I, s:I}, s:o, s:o, s:{s:o, s:o, s:b}}",
-        "gpu", cli_gpu_json(info, &report->stats), "model", "directory", directory, "family",
-        info->family, "layers", (json_int_t)info->desc.layers, "experts",
+        "gpu", cli_gpu_json(info, &report->stats, &report->gpu), "model", "directory", directory,
+        "family", info->family, "layers", (json_int_t)info->desc.layers, "experts",
         (json_int_t)info->desc.experts, "experts_per_token",
         (json_int_t)info->desc.experts_per_token, "hidden", (json_int_t)info->desc.hidden,
         "intermediate", (json_int_t)info->desc.intermediate, "machine", "cpu",
@@ -291,6 +293,8 @@ static int run(const struct cli_values *values)
     report.gpu_asked = values->gpu || *report.info.gpu;
     report.stats.size = sizeof report.stats;
     numoe_stats_get(context, &report.stats);
+    if (numoe_model_gpu(model))
+        numoe_gpu_model_report(numoe_model_gpu(model), &report.gpu);
     numoe_model_info(model, &report.info);
     if (values->json) {
         code = cli_print_json(json_of_report(values->directory, &report));

@@ -3,6 +3,7 @@
 #include "cli_gpu.h"
 #include "cli_options.h"
 #include "cli_output.h"
+#include "numoe_gpu.h"
 #include "numoe_topo.h"
 
 #include <inttypes.h>
@@ -42,9 +43,12 @@ static int run(const struct cli_values *values)
     struct numoe_error error = NUMOE_ERROR_INIT;
     struct numoe_warnings warnings = {0};
     struct numoe_machine *machine;
+    enum numoe_gpu_mode mode;
     const char *root;
     int code = CLI_OK;
 
+    if (numoe_gpu_mode(NUMOE_GPU_ON, &mode, &error))
+        return cli_report("topo", CLI_STAGE_OPTIONS, &error);
     if (numoe_machine_load(values->topology, &machine, &error))
         return cli_report("topo", CLI_STAGE_INPUT, &error);
     if (values->measure && !machine->live) {
@@ -65,10 +69,10 @@ static int run(const struct cli_values *values)
         goto out;
     }
     if (values->json) {
-        code = cli_topo_json(machine, &warnings) ? CLI_FAILURE : CLI_OK;
+        code = cli_topo_json(machine, &warnings, mode) ? CLI_FAILURE : CLI_OK;
     } else {
         numoe_machine_print(machine, stdout);
-        cli_topo_gpus(machine);
+        cli_topo_gpus(machine, mode);
         numoe_warnings_print(&warnings, stdout);
     }
     code = cli_flush(code);

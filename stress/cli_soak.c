@@ -168,8 +168,11 @@ static int run(const struct cli_values *values)
     catch_signals();
     rc = numoe_soak_run(&options, &report, &error);
     cli_progress_end();
-    if (rc && !report.failed)
-        return cli_report("soak", CLI_STAGE_OPTIONS, &error) == CLI_OK ? CLI_OK : CLI_USAGE;
+    if (rc && !report.failed) {
+        code = cli_report("soak", CLI_STAGE_OPTIONS, &error);
+        return rc == -ENOTSUP && options.gpu ? code
+                                             : CLI_USAGE; /* no GPU: not the options' fault */
+    }
     code = rc ? CLI_FAILURE : CLI_OK;
     if (values->json) {
         if (cli_print_json(json_of_report(&report)))

@@ -101,6 +101,22 @@ static inline bool fake_is(struct fake *f, const void *address, uint64_t bytes, 
     return r && (r->kind == FAKE_DEVICE) == device;
 }
 
+static inline float fake_from_bf16(uint16_t bits)
+{
+    const uint32_t word = (uint32_t)bits << 16;
+    float value;
+    memcpy(&value, &word, sizeof value);
+    return value;
+}
+
+/* To nearest, ties to even; no NaN comes here. */
+static inline uint16_t fake_to_bf16(float value)
+{
+    uint32_t word;
+    memcpy(&word, &value, sizeof word);
+    return (uint16_t)((word + 0x7FFF + (word >> 16 & 1)) >> 16);
+}
+
 /* The mathematics, slowly. */
 static inline void fake_compute(struct fake *f, const struct numoe_cuda_ffn *c)
 {
@@ -123,12 +139,10 @@ static inline void fake_compute(struct fake *f, const struct numoe_cuda_ffn *c)
     for (uint32_t t = 0; t < c->tokens; t++) {
         memset(y, 0, hidden * sizeof *y);
         for (uint64_t k = 0; k < hidden; k++) {
-            if (c->x_type == NUMOE_F32) {
+            if (c->x_type == NUMOE_F32)
                 x[k] = ((const float *)c->x)[t * c->x_stride + k];
-            } else {
-                const uint32_t u = (uint32_t)((const uint16_t *)c->x)[t * c->x_stride + k] << 16;
-                memcpy(&x[k], &u, 4);
-            }
+            else
+                x[k] = fake_from_bf16(((const uint16_t *)c->x)[t * c->x_stride + k]);
         }
         for (uint32_t j = 0; j < c->top_k; j++) {
             const int32_t e = ((const int32_t *)c->ids)[t * c->top_k + j];
@@ -149,8 +163,15 @@ static inline void fake_compute(struct fake *f, const struct numoe_cuda_ffn *c)
                 c->down_bias ? c->down_bias + e * 32ull * c->shape.hidden_tiles : NULL, true, y);
         }
         for (uint64_t k = 0; k < hidden; k++) {
-            float *out = (float *)c->out + t * c->out_stride + k;
-            *out = (c->add ? *out : 0.0f) + (float)(y[k] * (double)c->scale);
+            const uint64_t at = t * c->out_stride + k;
+            const float sum = (float)(y[k] * (double)c->scale);
+            if (c->out_type == NUMOE_BF16) {
+                uint16_t *out = (uint16_t *)c->out + at;
+                *out = fake_to_bf16((c->add ? fake_from_bf16(*out) : 0.0f) + sum);
+            } else {
+                float *out = (float *)c->out + at;
+                *out = (c->add ? *out : 0.0f) + sum;
+            }
         }
     }
 out:
@@ -406,6 +427,7 @@ static inline int fake_event_create(void *device, void **event)
 static inline int fake_event_destroy(void *device, void *event)
 {
     const int e = fake_call(device);
+    ((struct fake *)device)->lost += e != 0;
     if (e)
         return e;
     ((struct fake *)device)->events--;

@@ -11,15 +11,15 @@
 #include "gpu_harness.h"
 #include "numoe_cuda.h"
 
-enum { EXPERTS = 7, ABSENT = 3, TOP_K = 4 };
+enum { EXPERTS = 7, MANY_EXPERTS = 1500, ABSENT = 3, TOP_K = 4 };
 
 struct set {
     struct numoe_slice_shape shape;
     struct numoe_activation activation;
     uint64_t intermediate;
-    uint32_t slices;
-    uint8_t *packed[EXPERTS];
-    float *down_bias; /* [EXPERTS][32 hidden_tiles] lane order, or NULL */
+    uint32_t slices, experts;
+    uint8_t *packed[MANY_EXPERTS];
+    float *down_bias; /* [experts][32 hidden_tiles] lane order, or NULL */
     uint32_t slice_at[EXPERTS * 4096];
     struct guarded weights, table, bias;
 };
@@ -31,7 +31,7 @@ static const struct numoe_activation activations[] = {
     {.kind = NUMOE_SITU, .gate_cap = 2.0f, .up_cap = 1.5f},
 };
 
-/* extreme: scale bytes 0, 1, 129 .. 251 in turns of rows and groups instead of usual ones */
+/* extreme: scale bytes 0, 1, 128 .. 254 in turns of rows and groups instead of usual ones */
 static void set_scales(struct test_expert *e, int extreme)
 {
     const uint64_t rows[3] = {e->intermediate, e->intermediate, e->hidden};
@@ -46,19 +46,21 @@ static void set_scales(struct test_expert *e, int extreme)
                                   : draw % 3 == 1 ? 118
                                                   : e->scales[m][i];
             if (extreme == 2 && m == 1) /* large up ... */
-                e->scales[m][i] = (uint8_t)(129 + draw % 30);
+                e->scales[m][i] = (uint8_t)(128 + draw % 31);
             if (extreme == 2 && m == 2) /* ... and small down, so that the sum stays a number */
                 e->scales[m][i] = (uint8_t)(60 + draw % 30);
             if (extreme == 3 && m == 2) /* up to the end, for a finite product */
                 e->scales[m][i] = (uint8_t)(200 + draw % 52);
-            if (extreme == 3 && m == 1)
+            if (extreme == 4 && m == 2) /* the last ones: the weight alone is no bf16 any more */
+                e->scales[m][i] = (uint8_t)(draw % 4 ? 252 + draw / 4 % 3 : 128);
+            if (extreme >= 3 && m == 1)
                 e->scales[m][i] = (uint8_t)(20 + draw % 20);
         }
     }
 }
 
-static void set_make(struct set *s, uint64_t hidden, uint64_t intermediate, bool bias,
-                     const struct numoe_activation *activation, int extreme)
+static void set_make_of(struct set *s, uint32_t experts, uint64_t hidden, uint64_t intermediate,
+                        bool bias, const struct numoe_activation *activation, int extreme)
 {
     uint64_t places, *order, width;
     uint8_t *image;
@@ -68,11 +70,12 @@ static void set_make(struct set *s, uint64_t hidden, uint64_t intermediate, bool
         abort();
     s->activation = *activation;
     s->intermediate = intermediate;
+    s->experts = experts;
     s->slices = (uint32_t)((intermediate + 31) / 32);
     width = 32 * s->shape.hidden_tiles;
     if (bias)
-        s->down_bias = calloc(EXPERTS * width, sizeof(float));
-    for (int e = 0; e < EXPERTS; e++) {
+        s->down_bias = calloc(experts * width, sizeof(float));
+    for (uint32_t e = 0; e < experts; e++) {
         struct numoe_pack_report report = {0};
         struct test_expert expert;
 
@@ -88,7 +91,7 @@ static void set_make(struct set *s, uint64_t hidden, uint64_t intermediate, bool
         test_expert_free(&expert);
     }
     /* scattered: place p of a random order, each slice with a gap of its own before it */
-    places = (uint64_t)EXPERTS * s->slices;
+    places = (uint64_t)experts * s->slices;
     order = malloc(places * sizeof *order);
     for (uint64_t i = 0; i < places; i++)
         order[i] = i;
@@ -110,9 +113,15 @@ static void set_make(struct set *s, uint64_t hidden, uint64_t intermediate, bool
     guarded_put(&s->weights, image, at);
     guarded_put(&s->table, s->slice_at, places * sizeof(uint32_t));
     if (bias)
-        guarded_put(&s->bias, s->down_bias, EXPERTS * width * sizeof(float));
+        guarded_put(&s->bias, s->down_bias, experts * width * sizeof(float));
     free(image);
     free(order);
+}
+
+static void set_make(struct set *s, uint64_t hidden, uint64_t intermediate, bool bias,
+                     const struct numoe_activation *activation, int extreme)
+{
+    set_make_of(s, EXPERTS, hidden, intermediate, bias, activation, extreme);
 }
 
 static void set_free(struct set *s)
@@ -125,7 +134,7 @@ static void set_free(struct set *s)
     }
     guarded_free(&s->weights);
     guarded_free(&s->table);
-    for (int e = 0; e < EXPERTS; e++)
+    for (uint32_t e = 0; e < s->experts; e++)
         free(s->packed[e]);
     free(s->down_bias);
 }
@@ -193,7 +202,7 @@ static void *compute(const struct set *s, const struct batch *b)
         .shape = s->shape,
         .activation = s->activation,
         .slices = s->slices,
-        .experts = EXPERTS,
+        .experts = s->experts,
         .weights = s->weights.data,
         .slice_at = (const uint32_t *)(const void *)s->table.data,
         .down_bias = s->down_bias ? (const float *)(const void *)s->bias.data : NULL,
@@ -260,9 +269,9 @@ static void batch_make(struct batch *b, const struct set *s, uint32_t tokens, ui
     for (uint64_t i = 0; i < (uint64_t)tokens * top_k; i++) {
         const uint64_t draw = random_u64() >> 16;
         b->ids[i] = draw % 11 == 0   ? -1
-                    : draw % 13 == 0 ? EXPERTS
+                    : draw % 13 == 0 ? s->experts
                     : draw % 17 == 0 ? (b->id_bytes == 8 ? (int64_t)1 << 40 : 1 << 30)
-                                     : (int64_t)(draw / 64 % EXPERTS);
+                                     : (int64_t)(draw / 64 % s->experts);
         if (i % top_k && draw % 7 == 0)
             b->ids[i] = b->ids[i - 1]; /* repeated */
         b->routing[i] = 0.05f + (float)random_unit();
@@ -288,7 +297,7 @@ static void reference(const struct set *s, const struct batch *b, uint64_t t, do
         x[i] = round_to_bf16(b->x[t * hidden + i]);
     for (uint64_t j = 0; j < b->top_k; j++) {
         const int64_t e = b->ids[t * b->top_k + j];
-        if (e < 0 || e >= EXPERTS || e == ABSENT)
+        if (e < 0 || e >= s->experts || e == ABSENT)
             continue;
         numoe_reference_slices(&s->shape, &s->activation, s->packed[e], s->slices, x,
                                (double)b->routing[t * b->top_k + j],
@@ -418,14 +427,14 @@ static void test_variants(void)
     }
 }
 
-enum { EXTREME_TESTS = 3 * 4 };
+enum { EXTREME_TESTS = 4 * 4 };
 
 static void test_extreme_scales(void)
 {
     static const uint32_t tokens[4] = {1, 12, 40, 200};
     static struct set s;
 
-    for (int extreme = 1; extreme <= 3; extreme++) {
+    for (int extreme = 1; extreme <= 4; extreme++) {
         set_make(&s, 160, 96, false, &activations[0], extreme);
         for (int i = 0; i < 4; i++) {
             struct batch b;
@@ -526,6 +535,87 @@ static void test_patterns(void)
     harness_failed += !harness_ok;
 }
 
+/* More experts than the routing block has threads: its scan takes a second round. */
+enum { MANY_TESTS = 4 };
+
+static void test_many_experts(void)
+{
+    static const int64_t edges[] = {0, 1, 1022, 1023, 1024, 1025, 1026, 1498, 1499};
+    static const char *const names[MANY_TESTS] = {"few tokens", "the rounds' edges",
+                                                  "only the second round", "every expert"};
+    static const uint32_t tokens[MANY_TESTS] = {3, 36, 60, 1500};
+    static struct set s;
+
+    set_make_of(&s, MANY_EXPERTS, 64, 64, true, &activations[0], 0);
+    for (int i = 0; i < MANY_TESTS; i++) {
+        struct batch b;
+        begin("%d experts, %s", MANY_EXPERTS, names[i]);
+        batch_make(&b, &s, tokens[i], TOP_K, (unsigned)i);
+        for (uint64_t p = 0; p < (uint64_t)b.tokens * b.top_k; p++) {
+            if (i == 1)
+                b.ids[p] = edges[p % (sizeof edges / sizeof edges[0])];
+            if (i == 2)
+                b.ids[p] = 1024 + (int64_t)(p * 37 % (MANY_EXPERTS - 1024));
+            if (i == 3)
+                b.ids[p] = (int64_t)(p % MANY_EXPERTS);
+        }
+        void *out = compute(&s, &b);
+        compare(&s, &b, out);
+        free(out);
+        batch_free(&b);
+        end();
+    }
+    begin("many experts");
+    set_free(&s);
+    harness_failed += !harness_ok;
+}
+
+/* Slices that begin more than 4 GiB behind the first byte; what lies before is rubbish. */
+enum { FAR_TESTS = 4 };
+
+static void test_far_slices(void)
+{
+    static const uint32_t tokens[FAR_TESTS] = {1, 12, 40, 200};
+    const uint64_t gap = ((uint64_t)4608 << 20) / 64 * 64;
+    static struct set s;
+    uint8_t *far = NULL, *near;
+    cudaError_t e;
+
+    set_make(&s, 288, 96, true, &activations[0], 0);
+    near = s.weights.data;
+    e = cudaMalloc((void **)&far, gap + s.weights.bytes);
+    if (e) {
+        cudaGetLastError();
+        printf("skipped: slices behind 4 GiB: %llu MiB of device memory: %s\n",
+               (unsigned long long)(gap >> 20), cudaGetErrorString(e));
+        harness_skipped += FAR_TESTS;
+        set_free(&s);
+        return;
+    }
+    must(cudaMemset(far, 0x7F, gap), "cudaMemset");
+    must(cudaMemcpy(far + gap, near, s.weights.bytes, cudaMemcpyDeviceToDevice), "move");
+    for (uint32_t i = 0; i < s.experts * s.slices; i++)
+        if (s.slice_at[i] != NUMOE_CUDA_ABSENT)
+            s.slice_at[i] += (uint32_t)(gap / 64);
+    must(cudaMemcpy(s.table.data, s.slice_at, s.table.bytes, cudaMemcpyHostToDevice), "the table");
+    s.weights.data = far;
+    for (int i = 0; i < FAR_TESTS; i++) {
+        struct batch b;
+        begin("slices behind 4 GiB, %u tokens", tokens[i]);
+        batch_make(&b, &s, tokens[i], TOP_K, (unsigned)i);
+        void *out = compute(&s, &b);
+        compare(&s, &b, out);
+        free(out);
+        batch_free(&b);
+        end();
+    }
+    s.weights.data = near;
+    must(cudaFree(far), "cudaFree");
+    begin("slices behind 4 GiB");
+    set_free(&s);
+    harness_failed += !harness_ok;
+}
+
 static void test_refusals(void)
 {
     static struct set s;
@@ -564,17 +654,24 @@ static void print_kernels(void)
                info[i].blocks_an_sm, info[i].binary_version);
 }
 
-int main(void)
+/* "small": what a sanitizer, which is a hundred times slower, gets through. */
+int main(int argc, char **argv)
 {
-    if (!have_device(SHAPE_TESTS + VARIANT_TESTS + EXTREME_TESTS + REPEAT_TESTS + NAN_TESTS +
-                     PATTERN_TESTS + 1))
+    const bool small = argc > 1 && !strcmp(argv[1], "small");
+    const int tests = PATTERN_TESTS + EXTREME_TESTS + REPEAT_TESTS + NAN_TESTS + MANY_TESTS + 1;
+
+    if (!have_device(small ? tests : tests + SHAPE_TESTS + VARIANT_TESTS + FAR_TESTS))
         return finish();
     print_kernels();
     test_refusals();
     test_patterns();
-    test_variants();
     test_extreme_scales();
     test_same_bits_and_nan();
+    test_many_experts();
+    if (small)
+        return finish();
+    test_far_slices();
+    test_variants();
     test_shapes();
     return finish();
 }

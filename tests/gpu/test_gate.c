@@ -174,7 +174,8 @@ Test(gpu_mode, the_environment_goes_first)
 
 Test(gpu_error, fatal_and_recoverable_are_told_apart)
 {
-    static const int dead[] = {214, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 999};
+    static const int dead[] = {214, 700, 702, 709, 710, 714, 715, 716, 717,
+                               718, 719, 220, 226, 721, 810, 911, 999};
     static const int call[] = {1, 3, 35, 98, 100, 209, 304, 400, 701, 712, 800, 801};
 
     cr_expect_eq(gpu_fault_of(0), GPU_FAULT_NONE);

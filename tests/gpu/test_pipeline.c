@@ -231,7 +231,7 @@ static void expect_clean(struct fake *f)
 {
     cr_expect_eq(f->wrong, 0, "%s", f->text);
     cr_expect_leq(f->range_count, f->lost, "%u ranges were left", f->range_count);
-    cr_expect_eq(f->events, 0, "%u events were left", f->events);
+    cr_expect_leq(f->events, f->lost, "%u events were left", f->events);
     for (int i = 0; i < FAKE_STREAMS; i++)
         cr_expect_not(f->streams[i].used, "a stream was left");
 }
@@ -616,6 +616,166 @@ Test(gpu_pipeline, a_slot_is_given_up_for_workspace)
     model_free(m);
 }
 
+static bool held(const struct gpu_stream *s, uint64_t layer)
+{
+    for (uint32_t i = 0; i < s->slot_count; i++)
+        if (s->slots[i].layer == layer)
+            return true;
+    return false;
+}
+
+Test(gpu_pipeline, the_slot_given_up_is_the_one_needed_last)
+{
+    for (uint64_t next = 0; next < LAYERS; next++) {
+        struct model *m = model_make(LAYERS, true);
+        struct fake *f = fake_make(2);
+        struct numoe_gpu *gpu = wrap(f);
+        const struct numoe_gpu_source source = source_of(m);
+        const struct numoe_gpu_model_options options = {.keep_free_bytes = 1 << 20};
+        struct numoe_gpu_model *model;
+        struct batch b;
+        uint64_t done;
+
+        cr_assert_eq(numoe_gpu_model_create(gpu, &source, &options, &model, NULL), 0);
+        for (uint64_t layer = 0; layer < LAYERS; layer++) {
+            batch_make(&b);
+            cr_assert_eq(numoe_gpu_forward(model, layer, &b.call, &done, NULL), 0);
+        }
+        for (uint32_t slots = LAYERS; slots > 2; slots--) {
+            const uint64_t last = (next + slots - 1) % LAYERS;
+            cr_assert_eq(gpu_stream_shrink(&model->stream, next, NULL), 0);
+            cr_expect_eq(model->stream.slot_count, slots - 1);
+            cr_expect_not(held(&model->stream, last), "layer %d", (int)last);
+            for (uint64_t i = 0; i + 1 < slots; i++)
+                cr_expect(held(&model->stream, (next + i) % LAYERS), "layer %d after %d", (int)i,
+                          (int)next);
+        }
+        cr_expect_eq(gpu_stream_shrink(&model->stream, next, NULL), -ENOMEM);
+        for (uint64_t i = 0; i < 2 * LAYERS; i++) {
+            batch_make(&b);
+            cr_assert_eq(numoe_gpu_forward(model, i % LAYERS, &b.call, &done, NULL), 0);
+            cr_expect(batch_right(m, i % LAYERS, &b, done));
+        }
+        numoe_gpu_model_destroy(model);
+        expect_clean(f);
+        numoe_gpu_close(gpu);
+        fake_free(f);
+        model_free(m);
+    }
+}
+
+/* Memory runs out while the next layer is being copied, and what is called for that fails too, at
+ * every step: a slot that holds half a layer must not pass for a whole one. */
+Test(gpu_pipeline, a_second_fault_while_a_slot_is_given_up, .timeout = 120)
+{
+    struct model *m = model_make(LAYERS, true);
+    const struct numoe_gpu_source source = source_of(m);
+    const struct numoe_gpu_model_options options = {
+        .slots = 4, .ring_bytes = 16384, .no_pinning = true, .keep_free_bytes = 1 << 20};
+
+    for (uint64_t seed = 0; seed < 3; seed++)
+        for (uint64_t second = 1; second < 60; second++) {
+            struct fake *f = fake_make(seed);
+            struct numoe_gpu *gpu = wrap(f);
+            struct numoe_error error = NUMOE_ERROR_INIT;
+            struct numoe_gpu_model *model;
+            uint64_t done, layer = 0, failures = 0;
+            struct batch b;
+            bool more;
+
+            cr_assert_eq(numoe_gpu_model_create(gpu, &source, &options, &model, &error), 0);
+            for (; layer < 2; layer++) {
+                batch_make(&b);
+                b.call.tokens = 1;
+                cr_assert_eq(numoe_gpu_forward(model, layer, &b.call, &done, &error), 0);
+            }
+            /* the slot filled last is half full, and memory is short for more tokens */
+            gpu_stream_prefetch(&model->stream, 3, 2, NULL);
+            gpu_stream_pump(&model->stream, false, &more, NULL);
+            f->memory = f->taken + 100;
+            f->fail_at = f->calls + second;
+            f->fail_code = 1;
+            for (int i = 0; i < 2 * LAYERS; i++, layer = (layer + 1) % LAYERS) {
+                int rc;
+                batch_make(&b);
+                b.call.tokens = TOKENS_MOST;
+                rc = numoe_gpu_forward(model, layer, &b.call, &done, &error);
+                failures += rc != 0;
+                cr_assert(batch_right(m, layer, &b, done), "seed %d, fault at %d, call %d",
+                          (int)seed, (int)second, i);
+                cr_expect(rc == 0 || rc == -EINVAL, "%d: %s", rc, error.message);
+            }
+            cr_expect_leq(failures, 1);
+            numoe_gpu_model_destroy(model);
+            expect_clean(f);
+            numoe_gpu_close(gpu);
+            fake_free(f);
+        }
+    model_free(m);
+}
+
+/* A call of many tokens; a pass of 256 of them fits once a slot is given up. */
+Test(gpu_pipeline, a_slot_goes_before_passes_get_short, .timeout = 60)
+{
+    enum { MANY = 600, WORTH = 256 };
+    static float x[MANY][HIDDEN], out[2][MANY][HIDDEN], routing[MANY];
+    static int32_t ids[MANY];
+    struct model *m = model_make(LAYERS, false);
+    const struct numoe_gpu_source source = source_of(m);
+    const struct numoe_gpu_model_options options = {.keep_free_bytes = 4 << 20};
+    struct numoe_gpu_call call = {.tokens = WORTH,
+                                  .top_k = 1,
+                                  .x = x,
+                                  .x_type = NUMOE_F32,
+                                  .x_stride = HIDDEN,
+                                  .ids = ids,
+                                  .routing = routing,
+                                  .out_type = NUMOE_F32,
+                                  .out_stride = HIDDEN,
+                                  .scale = 1.0f};
+    uint64_t need = 0;
+
+    for (int t = 0; t < MANY; t++) {
+        for (int k = 0; k < HIDDEN; k++)
+            x[t][k] = round_to_bf16(random_normal());
+        ids[t] = t % EXPERTS;
+        routing[t] = (float)random_unit();
+    }
+    for (int shortage = 0; shortage < 2; shortage++) {
+        struct fake *f = fake_make(3);
+        struct numoe_gpu *gpu = wrap(f);
+        struct numoe_gpu_report report;
+        struct numoe_gpu_model *model;
+        uint64_t done, launches = 0;
+
+        cr_assert_eq(numoe_gpu_model_create(gpu, &source, &options, &model, NULL), 0);
+        call.out = out[shortage];
+        if (shortage) {
+            f->memory = f->taken + need - 256;
+        } else {
+            cr_assert_eq(numoe_gpu_forward(model, 0, &call, &done, NULL), 0);
+            numoe_gpu_model_report(model, &report);
+            need = report.device_bytes - report.slots * report.slot_bytes;
+        }
+        call.tokens = MANY;
+        for (int i = 0; i < FAKE_STREAMS; i++)
+            f->streams[i].launches = 0;
+        cr_assert_eq(numoe_gpu_forward(model, 1, &call, &done, NULL), 0);
+        cr_expect_eq(done, MANY);
+        for (int i = 0; i < FAKE_STREAMS; i++)
+            launches += f->streams[i].launches;
+        numoe_gpu_model_report(model, &report);
+        cr_expect_eq(launches, shortage ? 3 : 1, "%d passes", (int)launches);
+        cr_expect_eq(report.slots, shortage ? LAYERS - 1 : LAYERS);
+        numoe_gpu_model_destroy(model);
+        expect_clean(f);
+        numoe_gpu_close(gpu);
+        fake_free(f);
+    }
+    cr_expect(same_bits(out[0], out[1], sizeof out[0]));
+    model_free(m);
+}
+
 Test(gpu_pipeline, a_refused_pin_is_reported_and_cleared)
 {
     struct model *m = model_make(LAYERS, false);
@@ -634,6 +794,177 @@ Test(gpu_pipeline, a_refused_pin_is_reported_and_cleared)
     cr_expect_gt(report.arena_bytes, report.pinned_bytes);
     cr_expect_gt(report.ring_bytes, 0);
     cr_expect(strstr(report.pin_refusal, "out of memory"), "%s", report.pin_refusal);
+    numoe_gpu_model_destroy(model);
+    expect_clean(f);
+    numoe_gpu_close(gpu);
+    fake_free(f);
+    model_free(m);
+}
+
+/* What the streamed measurement shows of every layer is right, and a layer that the streamed pass
+ * gets wrong is seen although passes without copies follow. */
+static uint64_t forged_layer;
+
+static int forging_launch(void *device, void *stream, const struct numoe_cuda_ffn *ffn)
+{
+    static uint64_t launches;
+    struct numoe_cuda_ffn other = *ffn;
+
+    if (launches++ % LAYERS == forged_layer)
+        other.scale *= 2;
+    return fake_launch(device, stream, &other);
+}
+
+static void bench_layers(bool forge)
+{
+    struct model *m = model_make(LAYERS, true);
+    struct fake *f = fake_make(3);
+    struct gpu_ops ops = fake_ops;
+    struct numoe_gpu_properties p = {.name = "Fake", .os_node = NUMOE_NONE};
+    const struct numoe_gpu_source source = source_of(m);
+    const struct numoe_gpu_model_options options = {.stream = true, .keep_free_bytes = 4 << 20};
+    static float sampled[LAYERS][2][HIDDEN];
+    struct inputs { /* pinned, as every copy's host memory is here */
+        uint16_t x[TOKENS_MOST][HIDDEN];
+        int32_t ids[TOKENS_MOST][TOP_K];
+        float routing[TOKENS_MOST][TOP_K];
+    } *in = NULL;
+    const uint64_t sample[2] = {0, TOKENS_MOST - 1};
+    struct numoe_gpu_bench_stream result = {0};
+    struct numoe_gpu_bench bench = {.tokens = TOKENS_MOST,
+                                    .top_k = TOP_K,
+                                    .routings = 1,
+                                    .repeat = 3,
+                                    .sample = sample,
+                                    .samples = 2,
+                                    .sampled = &sampled[0][0][0]};
+    struct numoe_gpu_model *model;
+    struct numoe_gpu *gpu;
+    struct batch b;
+
+    if (forge)
+        ops.launch = forging_launch;
+    forged_layer = 1;
+    batch_make(&b);
+    b.call.add = false;
+    b.ids[0][0] = b.ids[TOKENS_MOST - 1][0] = 0; /* there in every layer */
+    cr_assert_eq(fake_host_allocate(f, sizeof *in, (void **)&in), 0);
+    memcpy(in->ids, b.ids, sizeof in->ids);
+    bench.x = &in->x[0][0];
+    bench.ids = &in->ids[0][0];
+    bench.routing = &in->routing[0][0];
+    for (int t = 0; t < TOKENS_MOST; t++) {
+        for (int k = 0; k < HIDDEN; k++)
+            in->x[t][k] = bf16_bits(b.x[t][k]);
+        for (int j = 0; j < TOP_K; j++)
+            in->routing[t][j] = 1.5f * b.routing[t][j]; /* the scale that batch_right expects */
+    }
+    cr_assert_eq(gpu_wrap(&ops, f, &p, NULL, &gpu), 0);
+    cr_assert_eq(numoe_gpu_model_create(gpu, &source, &options, &model, NULL), 0);
+    cr_assert_eq(numoe_gpu_bench_layers(model, &bench, &result, NULL), 0);
+    cr_expect_gt(result.bytes, 0);
+    for (uint64_t layer = 0; layer < LAYERS; layer++)
+        for (int i = 0; i < 2; i++) {
+            struct batch one = b;
+            memcpy(one.x[0], b.x[sample[i]], sizeof one.x[0]);
+            memcpy(one.ids[0], b.ids[sample[i]], sizeof one.ids[0]);
+            memcpy(one.routing[0], b.routing[sample[i]], sizeof one.routing[0]);
+            memcpy(one.out[0], sampled[layer][i], sizeof sampled[layer][i]);
+            cr_expect_eq(batch_right(m, layer, &one, 1), !forge || layer != forged_layer,
+                         "layer %d, sample %d", (int)layer, i);
+        }
+    numoe_gpu_model_destroy(model);
+    fake_host_release(f, in);
+    expect_clean(f);
+    numoe_gpu_close(gpu);
+    fake_free(f);
+    model_free(m);
+}
+
+Test(gpu_pipeline, the_streamed_measurement_shows_every_layer)
+{
+    bench_layers(false);
+    bench_layers(true);
+}
+
+/* Case F4: staging lies on the device's own node, and its pages have been looked at. */
+Test(gpu_pipeline, the_ring_is_on_the_node_of_the_device)
+{
+    struct model *m = model_make(LAYERS, false);
+    struct fake *f = fake_make(2);
+    const struct numoe_gpu_source source = source_of(m);
+    const struct numoe_gpu_model_options options = {
+        .ring_bytes = 1 << 20, .no_pinning = true, .keep_free_bytes = 1 << 20};
+    struct numoe_gpu_properties p = {.name = "Fake", .locality_known = true};
+    struct numoe_gpu_report report;
+    struct numoe_gpu_model *model;
+    struct numoe_machine *machine;
+    struct numoe_gpu *gpu;
+
+    cr_assert_eq(numoe_machine_load(NULL, &machine, NULL), 0);
+    p.os_node = machine->nodes[0].os_index;
+    cr_assert_eq(gpu_wrap(&fake_ops, f, &p, NULL, &gpu), 0);
+    cr_assert_eq(numoe_gpu_model_create(gpu, &source, &options, &model, NULL), 0);
+    numoe_gpu_model_report(model, &report);
+    cr_expect_eq(report.ring_node, p.os_node);
+    cr_expect_gt(f->pinned, 0, "the ring is the driver's own memory");
+    cr_expect_eq(report.ring_placed, report.ring_checked);
+    if (report.ring_checked == 0)
+        cr_log_info("the kernel does not say where pages lie");
+    for (uint64_t layer = 0; layer < LAYERS; layer++) {
+        struct batch b;
+        uint64_t done;
+        batch_make(&b);
+        cr_assert_eq(numoe_gpu_forward(model, layer, &b.call, &done, NULL), 0);
+        cr_expect(batch_right(m, layer, &b, done));
+    }
+    numoe_gpu_model_destroy(model);
+    expect_clean(f);
+    numoe_gpu_close(gpu);
+    fake_free(f);
+    numoe_machine_free(machine);
+    model_free(m);
+}
+
+/* bf16 in and out, with and without add: the fake computes as a device does. */
+Test(gpu_pipeline, bf16_outputs)
+{
+    struct model *m = model_make(LAYERS, true);
+    struct fake *f = fake_make(3);
+    struct numoe_gpu *gpu = wrap(f);
+    const struct numoe_gpu_source source = source_of(m);
+    const struct numoe_gpu_model_options options = {.keep_free_bytes = 1 << 20};
+    struct numoe_gpu_model *model;
+
+    cr_assert_eq(numoe_gpu_model_create(gpu, &source, &options, &model, NULL), 0);
+    for (uint64_t i = 0; i < 4 * LAYERS; i++) {
+        static uint16_t x[TOKENS_MOST][HIDDEN], out[TOKENS_MOST][HIDDEN + GAP];
+        struct numoe_gpu_call call;
+        struct batch b;
+        uint64_t done;
+
+        batch_make(&b);
+        for (int t = 0; t < TOKENS_MOST; t++) {
+            for (int k = 0; k < HIDDEN; k++)
+                x[t][k] = bf16_bits(b.x[t][k]);
+            for (int k = 0; k < HIDDEN + GAP; k++) {
+                b.before[t][k] = b.out[t][k] = round_to_bf16(b.before[t][k]);
+                out[t][k] = bf16_bits(b.out[t][k]);
+            }
+        }
+        call = b.call;
+        call.x = x;
+        call.x_type = NUMOE_BF16;
+        call.out = out;
+        call.out_type = NUMOE_BF16;
+        cr_assert_eq(numoe_gpu_forward(model, i % LAYERS, &b.call, &done, NULL), 0);
+        cr_assert(batch_right(m, i % LAYERS, &b, done));
+        cr_assert_eq(numoe_gpu_forward(model, i % LAYERS, &call, &done, NULL), 0);
+        for (uint64_t t = 0; t < TOKENS_MOST; t++)
+            for (uint64_t k = 0; k < HIDDEN + GAP; k++)
+                cr_assert_eq(out[t][k], bf16_bits(b.out[t][k]), "token %d, output %d", (int)t,
+                             (int)k);
+    }
     numoe_gpu_model_destroy(model);
     expect_clean(f);
     numoe_gpu_close(gpu);

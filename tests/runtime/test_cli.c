@@ -848,3 +848,106 @@ Test(cli_bench, measures_what_it_is_told_as_json, .timeout = 300)
     json_decref(root);
     forget(&answer);
 }
+
+/* Why no GPU of this machine is used; skips the test where one is. The caller frees. */
+static char *no_gpu(void)
+{
+    struct answer answer;
+    const char *said;
+    json_t *root;
+    char *reason;
+
+    unsetenv("NUMOE_GPU");
+    answer = numoe("topo", "--json", NULL);
+    root = parse(&answer);
+    if (json_array_size(json_object_get(root, "gpus")))
+        cr_skip_test("this machine has a GPU");
+    said = json_string_value(json_object_get(root, "gpu_reason"));
+    cr_assert(said && *said);
+    reason = strdup(said);
+    json_decref(root);
+    forget(&answer);
+    return reason;
+}
+
+Test(cli_gpu, bench_and_soak_fail_with_the_reason_where_no_gpu_is, .timeout = 60)
+{
+    char *reason = no_gpu();
+    struct answer answer = numoe("bench", "--gpu", "--experts", "8", NULL);
+
+    assert_refused(answer, 1, reason);
+    answer = numoe("bench", "--gpu", "--stream", "--experts", "8", "--json", NULL);
+    assert_refused(answer, 1, reason);
+    answer = numoe("soak", "--gpu", "--steps", "1", NULL);
+    cr_assert_eq(answer.status, 1, "status %d: %s", answer.status, answer.err);
+    cr_assert_not_null(strstr(answer.err, reason), "%s", answer.err);
+    forget(&answer);
+    setenv("NUMOE_GPU", "off", 1);
+    answer = numoe("bench", "--gpu", "--experts", "8", NULL);
+    assert_refused(answer, 1, "NUMOE_GPU=off in the environment");
+    unsetenv("NUMOE_GPU");
+    free(reason);
+}
+
+Test(cli_gpu, topo_obeys_the_environment, .timeout = 60)
+{
+    struct answer answer;
+    json_t *root;
+
+    setenv("NUMOE_GPU", "off", 1);
+    answer = numoe("topo", NULL);
+    cr_assert_eq(answer.status, 0);
+    cr_assert_not_null(strstr(answer.out, "NUMOE_GPU=off in the environment"), "%s", answer.out);
+    forget(&answer);
+    answer = numoe("topo", "--json", NULL);
+    root = parse(&answer);
+    cr_assert_eq(json_array_size(json_object_get(root, "gpus")), 0);
+    cr_assert_str_eq(json_string_value(json_object_get(root, "gpu_reason")),
+                     "NUMOE_GPU=off in the environment");
+    json_decref(root);
+    forget(&answer);
+    setenv("NUMOE_GPU", "yes", 1);
+    answer = numoe("topo", NULL);
+    assert_refused(answer, 2, "\"yes\" is neither off, on nor force");
+    answer = numoe("bench", "--experts", "8", NULL);
+    assert_refused(answer, 2, "\"yes\" is neither off, on nor force");
+    unsetenv("NUMOE_GPU");
+}
+
+Test(cli_gpu, options_that_exclude_each_other_are_refused, .timeout = 60)
+{
+    struct answer answer = numoe("bench", "--gpu", "--stream", "--resident", NULL);
+
+    assert_refused(answer, 2, "exclude");
+    answer = numoe("bench", "--stream", NULL);
+    assert_refused(answer, 2, "--gpu");
+    answer = numoe("bench", "--gpu", "--arithmetic", "fast", NULL);
+    assert_refused(answer, 2, "exact");
+}
+
+Test(cli_checkpoint, run_on_a_gpu_that_is_not_there_computes_on_the_cpu_and_says_so)
+{
+    char *reason = no_gpu();
+    struct answer answer;
+    json_t *root, *gpu;
+
+    make_checkpoint();
+    answer = numoe("run", directory, "--gpu", "--tokens", "2", "--repeat", "1", "--json", NULL);
+    cr_assert_not_null(strstr(answer.err, reason), "%s", answer.err);
+    root = parse(&answer);
+    gpu = json_object_get(root, "gpu");
+    cr_assert_str_empty(json_string_value(json_object_get(gpu, "name")));
+    cr_assert_not_null(strstr(json_string_value(json_object_get(gpu, "note")), reason));
+    cr_assert_eq(integer(gpu, "calls"), 0);
+    cr_assert_eq(integer(gpu, "ring_bytes"), 0);
+    cr_assert(json_is_null(json_object_get(gpu, "ring_node")));
+    cr_assert(json_is_true(json_object_get(json_object_get(root, "check"), "passed")));
+    json_decref(root);
+    forget(&answer);
+    answer = numoe("run", directory, "--gpu", "--tokens", "2", "--repeat", "1", NULL);
+    cr_assert_eq(answer.status, 0, "%s", answer.err);
+    cr_assert_not_null(strstr(answer.out, "computed on the CPU, not on a GPU"), "%s", answer.out);
+    cr_assert_not_null(strstr(answer.out, reason), "%s", answer.out);
+    forget(&answer);
+    free(reason);
+}
