@@ -39,7 +39,6 @@ enum {
     BLOCK_TOKENS_LEAST = 16, /* many tokens: smaller blocks decode too often */
     LANES_MOST = 8           /* times the plan's lanes of a node: as finely as few tokens are cut */
 };
-#define ROW_BYTES_MOST ((uint64_t)512 << 20) /* of one pass */
 
 /* ---- memory of a call ------------------------------------------------------------------------ */
 
@@ -192,7 +191,8 @@ uint64_t numoe_schedule_pass(const struct numoe_model *model, const struct numoe
 
     if (batch->tokens == 0) /* then nothing else of the batch was checked */
         return 0;
-    tokens = ROW_BYTES_MOST / (row * batch->top_k * model->plan->node_count);
+    tokens = numoe_plan_row_bytes(model->plan->node_count) /
+             (row * batch->top_k * model->plan->node_count);
     if (tokens < 64)
         tokens = 64;
     if (tokens > 65536)

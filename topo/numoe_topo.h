@@ -274,6 +274,13 @@ void numoe_plan_free(struct numoe_plan *plan);
 uint64_t numoe_plan_boundary(const struct numoe_plan *plan, uint64_t layer, uint64_t expert,
                              uint32_t plan_node);
 
+/**
+ * Bytes that the partial outputs of one pass of a call may take: 512 MiB, or 256 MiB a node when
+ * that is more. A batch that needs more is computed in several passes, each of which reads the
+ * weights.
+ */
+uint64_t numoe_plan_row_bytes(uint32_t node_count);
+
 void numoe_plan_print(const struct numoe_plan *plan, FILE *out);
 /**
  * {"source", "nodes": [{"os_index", "capacity_bytes", "planned_bytes", "available_bytes",

@@ -31,3 +31,10 @@ uint64_t numoe_plan_boundary(const struct numoe_plan *plan, uint64_t layer, uint
            (part * pairs + ((plan_u128)place << PLAN_SHARE_BITS) >= (plan_u128)pairs
                                                                         << PLAN_SHARE_BITS);
 }
+
+uint64_t numoe_plan_row_bytes(uint32_t node_count)
+{
+    const uint64_t mib = (uint64_t)1 << 20, by_nodes = 256 * mib * node_count;
+
+    return by_nodes > 512 * mib ? by_nodes : 512 * mib;
+}

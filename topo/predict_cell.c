@@ -40,9 +40,9 @@ static const double syncs = 3; /* fork, inner barrier, join */
 static const double launch_s = 50e-6;
 
 /* As the executor lays out a call (runtime/schedule.c): the least and the usual slices of a lane,
- * the memory for rows, the tokens of an expert from which on it is decoded once for many. */
+ * the tokens of a pass, the tokens of an expert from which on it is decoded once for many. */
 static const double lane_slices = 32, lane_slices_least = 4, lanes_most = 8;
-static const double row_bytes_most = 512.0 * 1024 * 1024, pass_least = 64, pass_most = 65536;
+static const double pass_least = 64, pass_most = 65536;
 static const double few_tokens = 6;
 
 /* Tokens that a GPU computes at once; more take turns over the same weights. */
@@ -127,8 +127,9 @@ static double rows_of(const struct box *box, double tokens, double hit)
 static void cpu_time(const struct box *box, double tokens, struct cpu_time *t)
 {
     double row = box->hidden * 4;
-    double pass =
-        clamp(floor(row_bytes_most / (row * box->top_k * box->nodes)), pass_least, pass_most);
+    double pass = clamp(
+        floor((double)numoe_plan_row_bytes((uint32_t)box->nodes) / (row * box->top_k * box->nodes)),
+        pass_least, pass_most);
     double levels = ceil(log2(box->workers));
 
     t->passes = ceil(tokens / pass);
@@ -287,7 +288,7 @@ static void say(const struct box *box, const struct gpus *g, const struct cpu_ti
                  "; %.0f passes of %.0f tokens, as %.0f nodes' outputs fill "
                  "%.0f MiB",
                  cpu->passes, ceil(tokens / cpu->passes), box->nodes,
-                 row_bytes_most / (1024 * 1024));
+                 (double)(numoe_plan_row_bytes((uint32_t)box->nodes) >> 20));
     else if (cell->way == NUMOE_WAY_CACHE && cell->cached_part > 0)
         snprintf(more, sizeof more, "; %.0f %% kept on GPU%s", cell->cached_part * 100,
                  cell->gpus > 1 ? "s" : "");

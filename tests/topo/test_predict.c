@@ -218,10 +218,12 @@ Test(predict_cpu, synchronisation_sets_a_tiny_layer, .timeout = 30)
 
 Test(predict_cpu, rows_of_many_nodes_cut_a_batch_into_passes, .timeout = 30)
 {
-    /* 512 MiB / (16 KiB * 6 * 32) = 170 tokens: 1024 take 7 passes, each reading the weights */
-    struct numoe_prediction_cell c = predict_one("pack:2 l3:16 [numa(memory=16GB)] core:4 pu:2",
-                                                 &v4_flash, 0, 10, 3, NULL, 0, NUMOE_WAY_CPU, 1024);
-    double hit = numoe_predict_experts_hit(256, 6, 1024 / 7.);
+    /* 32 * 256 MiB / (16 KiB * 6 * 32) = 2730 tokens: 16384 take 7 passes, each reading the weights
+     */
+    struct numoe_prediction_cell c =
+        predict_one("pack:2 l3:16 [numa(memory=16GB)] core:4 pu:2", &v4_flash, 0, 10, 3, NULL, 0,
+                    NUMOE_WAY_CPU, 16384);
+    double hit = numoe_predict_experts_hit(256, 6, 16384 / 7.);
 
     assert_near((double)c.weight_bytes, 7 * hit * 13369344, 1e-6, "bytes");
     cr_assert_not_null(strstr(c.why, "7 passes"), "%s", c.why);
