@@ -457,7 +457,6 @@ Test(soak_command, refuses_what_it_cannot_do, .timeout = 60)
                                         "--duration 1.5x",
                                         "--threads 0",
                                         "--seed x",
-                                        "--gpu --steps 5",
                                         "--threads 5000 --steps 5",
                                         "--topology 'pack:two core:1' --steps 5"};
     char line[128], text[4096];
