@@ -6,7 +6,8 @@
  * Weights are MXFP4 slices (numoe_kernels.h) anywhere in one device buffer; activations are bf16
  * (f32 is rounded to bf16 first), products are exact, sums fp32, h is rounded to bf16: the exact
  * mode of the CPU. Each (token, slot) is computed on its own and a token's slots are added in slot
- * order, so results are the same bits from run to run.
+ * order, so results are the same bits from run to run. A weight is
+ * held as bf16: scale bytes 253 and 254 with codes that reach 2^128 become infinite.
  *
  * SPDX-License-Identifier: Apache-2.0
  */
