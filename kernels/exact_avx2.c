@@ -31,17 +31,4 @@ enum {
 #define MANY_BLOCK 6
 #include "form_many.h"
 
-const struct numoe_kernels numoe_exact_avx2 = {
-    .isa = "avx2",
-    .name = "exact avx2",
-    .arithmetic = NUMOE_EXACT,
-    .few_tokens = FEW_TOKENS,
-    .few_limit = FEW_TOKENS,
-    .many_tokens = MANY_TOKENS,
-    .record_bytes = record_bytes,
-    .scratch_bytes = scratch_bytes,
-    .quantise = quantise,
-    .few = few,
-    .many = many,
-    .combine = combine,
-};
+KERNEL_SET(numoe_exact_avx2, "avx2", "exact avx2", NUMOE_EXACT);

@@ -30,17 +30,4 @@ enum {
 #define MANY_BLOCK 12
 #include "form_many.h"
 
-const struct numoe_kernels numoe_exact_avx512 = {
-    .isa = "avx512",
-    .name = "exact avx512",
-    .arithmetic = NUMOE_EXACT,
-    .few_tokens = FEW_TOKENS,
-    .few_limit = FEW_TOKENS,
-    .many_tokens = MANY_TOKENS,
-    .record_bytes = record_bytes,
-    .scratch_bytes = scratch_bytes,
-    .quantise = quantise,
-    .few = few,
-    .many = many,
-    .combine = combine,
-};
+KERNEL_SET(numoe_exact_avx512, "avx512", "exact avx512", NUMOE_EXACT);

@@ -45,17 +45,4 @@ enum {
 #define MANY_BLOCK 5
 #include "form_many.h"
 
-const struct numoe_kernels numoe_fast_avx2 = {
-    .isa = "avx2",
-    .name = "fast avx2",
-    .arithmetic = NUMOE_FAST,
-    .few_tokens = FEW_TOKENS,
-    .few_limit = FEW_TOKENS,
-    .many_tokens = MANY_TOKENS,
-    .record_bytes = record_bytes,
-    .scratch_bytes = scratch_bytes,
-    .quantise = quantise,
-    .few = few,
-    .many = many,
-    .combine = combine,
-};
+KERNEL_SET(numoe_fast_avx2, "avx2", "fast avx2", NUMOE_FAST);

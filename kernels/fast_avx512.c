@@ -45,17 +45,4 @@ enum {
 #define MANY_BLOCK 6
 #include "form_many.h"
 
-const struct numoe_kernels numoe_fast_avx512 = {
-    .isa = "avx512",
-    .name = "fast avx512",
-    .arithmetic = NUMOE_FAST,
-    .few_tokens = FEW_TOKENS,
-    .few_limit = FEW_TOKENS,
-    .many_tokens = MANY_TOKENS,
-    .record_bytes = record_bytes,
-    .scratch_bytes = scratch_bytes,
-    .quantise = quantise,
-    .few = few,
-    .many = many,
-    .combine = combine,
-};
+KERNEL_SET(numoe_fast_avx512, "avx512", "fast avx512", NUMOE_FAST);

@@ -41,17 +41,4 @@ enum {
 #define MANY_BLOCK 6
 #include "form_many.h"
 
-const struct numoe_kernels numoe_fast_avx512vnni = {
-    .isa = "avx512vnni",
-    .name = "fast avx512vnni",
-    .arithmetic = NUMOE_FAST,
-    .few_tokens = FEW_TOKENS,
-    .few_limit = FEW_TOKENS,
-    .many_tokens = MANY_TOKENS,
-    .record_bytes = record_bytes,
-    .scratch_bytes = scratch_bytes,
-    .quantise = quantise,
-    .few = few,
-    .many = many,
-    .combine = combine,
-};
+KERNEL_SET(numoe_fast_avx512vnni, "avx512vnni", "fast avx512vnni", NUMOE_FAST);

@@ -367,4 +367,21 @@ static void many(const struct numoe_ffn *f)
     many_write(f, &m, block, blocks);
 }
 
+/* The table of an ISA file: `symbol` is declared in kernel_sets.h. */
+#define KERNEL_SET(symbol, isa_name, set_name, mode)                                               \
+    const struct numoe_kernels symbol = {                                                          \
+        .isa = (isa_name),                                                                         \
+        .name = (set_name),                                                                        \
+        .arithmetic = (mode),                                                                      \
+        .few_tokens = FEW_TOKENS,                                                                  \
+        .few_limit = FEW_TOKENS,                                                                   \
+        .many_tokens = MANY_TOKENS,                                                                \
+        .record_bytes = record_bytes,                                                              \
+        .scratch_bytes = scratch_bytes,                                                            \
+        .quantise = quantise,                                                                      \
+        .few = few,                                                                                \
+        .many = many,                                                                              \
+        .combine = combine,                                                                        \
+    }
+
 #endif

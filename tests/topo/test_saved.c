@@ -189,9 +189,9 @@ Test(topo_saved, live_machine_comes_back)
 
 Test(topo_saved, synthetic_machines_come_back)
 {
-    static const char *const sources[] = {"core:1 pu:1", "pack:2 l3:16 [numa(memory=16GB)] core:4 pu:2",
-                                          "pack:4 [numa(memory=64GB)] l3:2 core:8 pu:2",
-                                          "numa:64(memory=8GB) core:2 pu:1"};
+    static const char *const sources[] = {
+        "core:1 pu:1", "pack:2 l3:16 [numa(memory=16GB)] core:4 pu:2",
+        "pack:4 [numa(memory=64GB)] l3:2 core:8 pu:2", "numa:64(memory=8GB) core:2 pu:1"};
 
     for (size_t i = 0; i < sizeof sources / sizeof sources[0]; i++) {
         struct numoe_machine *machine = machine_of(sources[i]);
