@@ -5,6 +5,7 @@
  *
  * SPDX-License-Identifier: Apache-2.0
  */
+#include "bf16.h"
 #include "kernel_sets.h"
 #include "numoe_kernels.h"
 
@@ -20,23 +21,6 @@ struct group {
     float v[NUMOE_TILE];
     float scale;
 };
-
-static float bf16_to_float(uint16_t b)
-{
-    const uint32_t u = (uint32_t)b << 16;
-    float f;
-    memcpy(&f, &u, 4);
-    return f;
-}
-
-static uint16_t float_to_bf16(float f)
-{
-    uint32_t u;
-    memcpy(&u, &f, 4);
-    if (isnan(f))
-        return (uint16_t)(u >> 16 | 0x40);
-    return (uint16_t)((u + 0x7FFF + (u >> 16 & 1)) >> 16);
-}
 
 static void group_fast(const float v[NUMOE_TILE], struct group *g)
 {
@@ -59,7 +43,7 @@ static void group_fast(const float v[NUMOE_TILE], struct group *g)
 static void group_exact(const float v[NUMOE_TILE], struct group *g)
 {
     for (int k = 0; k < NUMOE_TILE; k++)
-        g->v[k] = bf16_to_float(float_to_bf16(v[k]));
+        g->v[k] = numoe_bf16_to_float(numoe_float_to_bf16(v[k]));
     g->scale = 1.0f;
 }
 
@@ -83,7 +67,7 @@ static void quantise(const struct numoe_slice_shape *shape, const void *x, enum 
     for (uint64_t b = 0; b < shape->hidden_tiles; b++) {
         float v[NUMOE_TILE] = {0};
         for (uint64_t k = NUMOE_TILE * b; k < NUMOE_TILE * (b + 1) && k < shape->hidden; k++)
-            v[k % NUMOE_TILE] = type == NUMOE_BF16 ? bf16_to_float(((const uint16_t *)x)[k])
+            v[k % NUMOE_TILE] = type == NUMOE_BF16 ? numoe_bf16_to_float(((const uint16_t *)x)[k])
                                                    : ((const float *)x)[k];
         put(v, &g[b]);
     }
@@ -186,9 +170,9 @@ static void combine(const struct numoe_combine *c)
             sum += c->rows[r][at];
         sum *= c->scale;
         if (c->add)
-            sum = (c->type == NUMOE_BF16 ? bf16_to_float(*half) : *whole) + sum;
+            sum = (c->type == NUMOE_BF16 ? numoe_bf16_to_float(*half) : *whole) + sum;
         if (c->type == NUMOE_BF16)
-            *half = float_to_bf16(sum);
+            *half = numoe_float_to_bf16(sum);
         else
             *whole = sum;
     }

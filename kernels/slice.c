@@ -8,6 +8,7 @@
  * SPDX-License-Identifier: Apache-2.0
  */
 #include "base/checked.h"
+#include "bf16.h"
 #include "numoe_kernels.h"
 
 #include <errno.h>
@@ -242,19 +243,6 @@ double numoe_slice_weight(const struct numoe_slice_shape *shape, const void *sli
     return e2m1[c] * scale_value(e);
 }
 
-static double round_bf16(double v)
-{
-    float f = (float)v;
-    uint32_t u;
-
-    if (!isfinite(f))
-        return f;
-    memcpy(&u, &f, 4);
-    u = (u + 0x7FFF + (u >> 16 & 1)) & 0xFFFF0000u;
-    memcpy(&f, &u, 4);
-    return f;
-}
-
 void numoe_reference_slices(const struct numoe_slice_shape *shape,
                             const struct numoe_activation *activation, const void *slices,
                             uint64_t count, const float *x, double weight, const float *down_bias,
@@ -275,7 +263,7 @@ void numoe_reference_slices(const struct numoe_slice_shape *shape,
             }
             h[r] = numoe_activation_reference(activation, gate, up);
             if (round_h)
-                h[r] = round_bf16(h[r]);
+                h[r] = (double)numoe_bf16_to_float(numoe_float_to_bf16((float)h[r]));
         }
         for (uint64_t r = 0; r < shape->hidden; r++) {
             double sum = 0.0;

@@ -7,18 +7,11 @@
 
 #include "base/checked.h"
 #include "bench.h"
+#include "bf16.h"
 
 enum { MOST_TURNS = 7 };
 #define FEWEST_REPETITIONS 7.0
 #define MOST_REPETITIONS 2000.0
-
-static uint16_t to_bf16(float value)
-{
-    uint32_t word;
-
-    memcpy(&word, &value, sizeof word);
-    return (uint16_t)((word + 0x7FFF + (word >> 16 & 1)) >> 16);
-}
 
 struct cell_work {
     struct numoe_model *model;
@@ -36,9 +29,9 @@ void numoe_bench_activations(struct numoe_bench_random *random, uint16_t *x, uin
         float radius = sqrtf(-2 * logf(numoe_bench_random_float(random)));
         float angle = 6.2831853f * numoe_bench_random_float(random);
 
-        x[i] = to_bf16(radius * cosf(angle));
+        x[i] = numoe_float_to_bf16(radius * cosf(angle));
         if (i + 1 < count)
-            x[i + 1] = to_bf16(radius * sinf(angle));
+            x[i + 1] = numoe_float_to_bf16(radius * sinf(angle));
     }
 }
 

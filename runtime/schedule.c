@@ -356,6 +356,12 @@ static int lay_many(struct build *b, uint32_t first_worker, uint32_t workers, ui
     return 0;
 }
 
+/* Cost before cut `cut` of `lanes` equal parts of total; exact without overflow. */
+static uint64_t cost_before(uint64_t total, uint64_t lanes, uint64_t cut)
+{
+    return total / lanes * cut + total % lanes * cut / lanes;
+}
+
 static int lay_few(struct build *b, uint32_t first_worker, uint32_t workers, uint32_t plan_lanes)
 {
     uint64_t total = 0, slices = 0, lanes, least, done = 0, given = 0, cut = 0;
@@ -386,15 +392,14 @@ static int lay_few(struct build *b, uint32_t first_worker, uint32_t workers, uin
                 /* the next cut that is ahead; several pass at once when slices are coarse */
                 do
                     cut++;
-                while (total / lanes * cut + total % lanes * cut / lanes <= done && cut < lanes);
+                while (cost_before(total, lanes, cut) <= done && cut < lanes);
                 rc = push_lane(b);
                 if (rc)
                     return rc;
                 open = true;
                 given = done;
             }
-            const uint64_t end =
-                cut >= lanes ? UINT64_MAX : total / lanes * cut + total % lanes * cut / lanes;
+            const uint64_t end = cut >= lanes ? UINT64_MAX : cost_before(total, lanes, cut);
             /* to the nearest slice, at least one */
             take = end == UINT64_MAX ? left : (end - done + cost / 2) / cost;
             if (take == 0)

@@ -145,6 +145,10 @@ int numoe_machine_save(const struct numoe_machine *machine, const char *path,
 const struct numoe_pair_speed *numoe_machine_speed(const struct numoe_machine *machine,
                                                    uint32_t domain, uint32_t node);
 
+/** Read bandwidth of a node, MB/s, as measured from the domain that reads it fastest while nothing
+ *  else is read; 0: not measured. */
+uint64_t numoe_machine_measured(const struct numoe_machine *machine, uint32_t node);
+
 /** Read bandwidth of a node, MB/s: its own part as measured with all nodes busy, else the fastest
  *  domain's as measured, else what the firmware says; 0: not known. */
 uint64_t numoe_machine_bandwidth(const struct numoe_machine *machine, uint32_t node);

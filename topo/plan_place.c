@@ -68,16 +68,11 @@ enum bandwidth_source {
 static uint64_t bandwidth_of(const struct numoe_machine *machine, uint32_t node,
                              enum bandwidth_source source)
 {
-    uint64_t best = 0;
-
     switch (source) {
     case MEASURED_TOGETHER:
         return machine->together_mbs ? machine->together_mbs[node] : 0;
     case MEASURED_ALONE:
-        for (uint32_t i = 0; i < machine->pair_count; i++)
-            if (machine->pairs[i].node == node && machine->pairs[i].bandwidth_mbs > best)
-                best = machine->pairs[i].bandwidth_mbs;
-        return best;
+        return numoe_machine_measured(machine, node);
     case FIRMWARE:
         return machine->nodes[node].bandwidth_mbs;
     case NOT_KNOWN:

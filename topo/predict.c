@@ -52,12 +52,9 @@ enum source { GIVEN, KNOWN, ASSUMED };
 /* Of a node while nothing else is read: what the channels of its domain give. */
 static uint64_t alone_mbs(const struct numoe_machine *machine, uint32_t node)
 {
-    uint64_t best = 0;
+    const uint64_t measured = numoe_machine_measured(machine, node);
 
-    for (uint32_t i = 0; i < machine->pair_count; i++)
-        if (machine->pairs[i].node == node && machine->pairs[i].bandwidth_mbs > best)
-            best = machine->pairs[i].bandwidth_mbs;
-    return best ? best : machine->nodes[node].bandwidth_mbs;
+    return measured ? measured : machine->nodes[node].bandwidth_mbs;
 }
 
 /* Read bandwidth of a domain, bytes a second. */

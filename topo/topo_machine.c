@@ -122,16 +122,24 @@ const struct numoe_pair_speed *numoe_machine_speed(const struct numoe_machine *m
     return NULL;
 }
 
-uint64_t numoe_machine_bandwidth(const struct numoe_machine *machine, uint32_t node)
+uint64_t numoe_machine_measured(const struct numoe_machine *machine, uint32_t node)
 {
     uint64_t best = 0;
 
-    if (machine->together_mbs && machine->together_mbs[node])
-        return machine->together_mbs[node];
     for (uint32_t i = 0; i < machine->pair_count; i++)
         if (machine->pairs[i].node == node && machine->pairs[i].bandwidth_mbs > best)
             best = machine->pairs[i].bandwidth_mbs;
-    return best ? best : machine->nodes[node].bandwidth_mbs;
+    return best;
+}
+
+uint64_t numoe_machine_bandwidth(const struct numoe_machine *machine, uint32_t node)
+{
+    uint64_t measured;
+
+    if (machine->together_mbs && machine->together_mbs[node])
+        return machine->together_mbs[node];
+    measured = numoe_machine_measured(machine, node);
+    return measured ? measured : machine->nodes[node].bandwidth_mbs;
 }
 
 void numoe_machine_free(struct numoe_machine *machine)
