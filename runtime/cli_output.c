@@ -128,6 +128,7 @@ int cli_open(const char *verb, const struct cli_values *values, const char *isa,
     struct numoe_error error = NUMOE_ERROR_INIT;
 
     options.topology = values->topology;
+    options.threads = values->threads;
     options.workers = values->workers;
     options.nodes = values->nodes.values;
     options.node_count = values->nodes.count;

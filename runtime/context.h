@@ -57,6 +57,12 @@ struct model_node {
 
 enum { EXPERT_PRESENT = 1, EXPERT_EXTREME = 2 };
 
+/* The groups of plan nodes that work together: group g is nodes[first[g] .. first[g + 1]), and
+ * workers[worker_first[g] .. worker_first[g + 1]) take its lanes. */
+struct model_groups {
+    uint32_t count, *first, *nodes, *worker_first, *workers;
+};
+
 struct numoe_model {
     struct numoe *context;
     struct numoe_model_desc desc;
@@ -64,6 +70,8 @@ struct numoe_model {
     const struct numoe_kernels *kernels;
     struct numoe_plan *plan;
     struct model_node *nodes;
+    struct numoe_plan_reach reach[NUMOE_REACHES];
+    struct model_groups groups[NUMOE_REACHES];
     uint8_t *state;       /* [layers * experts] EXPERT_ bits */
     uint32_t *bias_place; /* [layers * experts] index of its b2 row on the node of slice 0 */
     uint32_t *bias_node;  /* [layers * experts] that node */
@@ -82,6 +90,10 @@ struct numoe_model {
 /* A plan for the context's machine and options; shape.layers 0: workers and nodes alone. */
 int numoe_context_plan(const struct numoe *context, const struct numoe_expert_shape *shape,
                        struct numoe_plan **plan, struct numoe_error *error);
+
+/* Group the model's plan nodes for every reach. Returns 0 or -ENOMEM. */
+int numoe_model_group(struct numoe_model *model);
+void numoe_model_ungroup(struct numoe_model *model);
 
 /* Finish and drop a submission of this model. */
 void numoe_context_forget(struct numoe_model *model);

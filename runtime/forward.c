@@ -94,14 +94,14 @@ static int run_passes(struct numoe *context, struct numoe_model *model, uint64_t
                       struct numoe_error *error)
 {
     struct numoe_schedule *s = &context->schedule;
-    const uint64_t most = numoe_schedule_pass(model, batch);
     struct numoe_pool_job job;
     struct numoe_result total = NUMOE_RESULT_INIT;
     bool laid_out = false;
-    uint64_t first;
+    uint64_t first, most;
 
     if (numoe_schedule_begin(s, model, layer, batch))
         return numoe_error_set(error, -ENOMEM, "workspace", "no memory for a mark an expert");
+    most = numoe_schedule_pass(s);
     if (last)
         last->phase_count = 0;
     first = numoe_gpu_run(s);

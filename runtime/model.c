@@ -288,6 +288,11 @@ int numoe_model_create(struct numoe *context, const struct numoe_model_desc *des
     rc = numoe_context_plan(context, &shape, &model->plan, error);
     if (rc)
         goto fail;
+    rc = numoe_model_group(model);
+    if (rc) {
+        numoe_error_set(error, rc, "model", "out of memory");
+        goto fail;
+    }
     rc = place(model, error);
     if (!rc)
         rc = reserve(model, error);
@@ -317,6 +322,7 @@ void numoe_model_destroy(struct numoe_model *model)
     free(model->state);
     free(model->bias_place);
     free(model->bias_node);
+    numoe_model_ungroup(model);
     numoe_plan_free(model->plan);
     free(model);
 }

@@ -291,9 +291,10 @@ int numoe_forward(struct numoe_model *model, uint64_t layer, const struct numoe_
 
 /**
  * Start a layer and return; the workers begin at once. Everything batch points to must stay until
- * numoe_wait. A batch whose partial rows (tokens x top_k x nodes x hidden floats) pass 512 MiB and
- * 256 MiB a node is computed in several passes, all but the last of them inside this call; with a
- * GPU all of it is. One submission may be outstanding in a context.
+ * numoe_wait. A batch whose partial rows (tokens x top_k x hidden floats for each group of nodes
+ * that work together) pass 512 MiB and 256 MiB a node is computed in several passes, all but the
+ * last of them inside this call; with a GPU all of it is. One submission may be outstanding in a
+ * context.
  * @param ticket  for numoe_wait
  * @return as numoe_forward; -EAGAIN when one is outstanding
  */

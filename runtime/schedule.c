@@ -1,13 +1,15 @@
 /*
  * The schedule of one call (or of one pass of it, when it has very many tokens).
  *
- * Lane: the unit that a worker takes, an ordered list of runs on one memory node; its runs are
+ * Lane: the unit that a worker takes, an ordered list of runs on the nodes of a group; its runs are
  * summed in order into rows of its own, one for each token it touches. Rows belong to lanes and
  * lanes do not depend on who computes them, so results are the same bits for any number of threads
  * and any stealing. The fixed reduction: a token's output is the sum of its rows in the order in
- * which the lanes were laid out (node by node; within a node experts with many tokens first).
+ * which the lanes were laid out (experts with many tokens first, group by group; then the others).
  *
- * Laying out one node, with the share of each hit expert that the plan placed there:
+ * Nodes work in groups, one row for a token of an expert in each: those that share memory channels
+ * with few tokens, as far as the plan finds worth the trip with many (topo/plan_reach.c). Laying
+ * out one group, with the share of each hit expert that the plan placed on its nodes:
  *
  *   many tokens   an expert with more tokens than the few-token form pays for: a lane for each
  *                 block of its tokens, and for each range of slices where one block would be more
@@ -184,15 +186,27 @@ int numoe_schedule_check(const struct numoe_model *model, uint64_t layer,
     return 0;
 }
 
-uint64_t numoe_schedule_pass(const struct numoe_model *model, const struct numoe_batch *batch)
+/* With many tokens an expert is read once for each call of the many-token form. */
+static enum numoe_reach choose_reach(const struct numoe_schedule *s)
 {
-    const uint64_t row = model->shape.hidden_tiles * NUMOE_TILE * sizeof(float);
+    const uint64_t pairs = s->batch.tokens * s->batch.top_k, E = s->model->desc.experts;
+    const uint64_t hit = pairs < E ? pairs : E, most = s->model->kernels->many_tokens;
+
+    if (pairs == 0)
+        return NUMOE_REACH_DOMAIN;
+    return numoe_plan_best_reach(s->model->plan, s->model->reach, pairs, hit,
+                                 (pairs / hit + most - 1) / most);
+}
+
+uint64_t numoe_schedule_pass(const struct numoe_schedule *s)
+{
+    const uint64_t row = s->model->shape.hidden_tiles * NUMOE_TILE * sizeof(float);
     uint64_t tokens;
 
-    if (batch->tokens == 0) /* then nothing else of the batch was checked */
+    if (s->batch.tokens == 0) /* then nothing else of the batch was checked */
         return 0;
-    tokens = numoe_plan_row_bytes(model->plan->node_count) /
-             (row * batch->top_k * model->plan->node_count);
+    tokens = numoe_plan_row_bytes(s->model->plan->node_count) /
+             (row * s->batch.top_k * s->model->groups[s->reach].count);
     if (tokens < 64)
         tokens = 64;
     if (tokens > 65536)
@@ -208,19 +222,24 @@ struct hit {
     bool many;
 };
 
+/* What a plan node holds of a hit expert. */
+struct part {
+    const uint8_t *slices;
+    uint64_t first, count;
+};
+
 struct build {
     struct numoe_schedule *s;
     struct hit *hits; /* experts with many tokens first, most tokens first; then by index */
     uint32_t hit_count, many_count;
     uint32_t *pair_token; /* by hit, ascending tokens */
     float *pair_weight;
-    uint64_t *slice_first;  /* [hits] first slice on the node being laid out ... */
-    uint64_t *slice_count;  /* ... and how many */
-    const uint8_t **slices; /* ... and where */
-    uint32_t *token_lane;   /* [tokens] 1 + last lane that made a row for the token ... */
-    uint32_t *token_row;    /* ... and that row */
-    uint32_t *lane_worker;  /* [lanes] planned worker */
-    uint64_t *load;         /* [workers] cost given so far */
+    struct part *parts;    /* [hits][plan nodes] */
+    uint64_t *slice_count; /* [hits] slices on the group being laid out */
+    uint32_t *token_lane;  /* [tokens] 1 + last lane that made a row for the token ... */
+    uint32_t *token_row;   /* ... and that row */
+    uint32_t *lane_worker; /* [lanes] planned worker */
+    uint64_t *load;        /* [workers] cost given so far */
     uint32_t lane_worker_capacity;
 };
 
@@ -246,9 +265,14 @@ static int push_lane(struct build *b)
     return 0;
 }
 
-/* Slices [first, first + count) of hit h's share, tokens [token, token + tokens) of it. */
-static int push_run(struct build *b, uint32_t h, uint64_t first, uint64_t count, uint32_t token,
-                    uint32_t tokens)
+static const struct part *part_of(const struct build *b, uint32_t h, uint32_t n)
+{
+    return &b->parts[(size_t)h * b->s->model->plan->node_count + n];
+}
+
+/* Slices [first, first + count) of a part of hit h, tokens [token, token + tokens) of it. */
+static int push_run(struct build *b, uint32_t h, const struct part *part, uint64_t first,
+                    uint64_t count, uint32_t token, uint32_t tokens)
 {
     struct numoe_schedule *s = b->s;
     const struct hit *hit = &b->hits[h];
@@ -269,9 +293,9 @@ static int push_run(struct build *b, uint32_t h, uint64_t first, uint64_t count,
 
     run = &s->runs[s->run_count++];
     *run = (struct schedule_run){
-        .slices = b->slices[h] + first * s->model->shape.bytes,
+        .slices = part->slices + first * s->model->shape.bytes,
         .slice_count = count,
-        .down_bias = b->slice_first[h] + first == 0
+        .down_bias = part->first + first == 0
                          ? numoe_model_down_bias(s->model, s->layer, hit->expert)
                          : NULL,
         .first_entry = s->entry_count,
@@ -295,11 +319,34 @@ static int push_run(struct build *b, uint32_t h, uint64_t first, uint64_t count,
     return 0;
 }
 
-/* Give the last lane to the least loaded worker of [first, first + count). */
-static int give_lane(struct build *b, uint32_t first, uint32_t count, uint64_t cost)
+/* Plan nodes whose parts are one sequence, and the workers that lanes are dealt to. */
+struct group {
+    const uint32_t *nodes, *workers;
+    uint32_t node_count, worker_count, lanes;
+};
+
+static struct group group_at(const struct model_groups *groups, const struct numoe_plan *plan,
+                             uint32_t g)
+{
+    struct group group = {
+        .nodes = groups->nodes + groups->first[g],
+        .workers = groups->workers + groups->worker_first[g],
+        .node_count = groups->first[g + 1] - groups->first[g],
+        .worker_count = groups->worker_first[g + 1] - groups->worker_first[g],
+    };
+
+    for (uint32_t i = 0; i < group.node_count; i++)
+        group.lanes += plan->nodes[group.nodes[i]].lanes;
+    if (group.lanes == 0)
+        group.lanes = 1;
+    return group;
+}
+
+/* Give the last lane to the least loaded worker of the group. */
+static int give_lane(struct build *b, const struct group *group, uint64_t cost)
 {
     struct numoe_schedule *s = b->s;
-    uint32_t best = first;
+    uint32_t best = group->workers[0];
 
     if (s->lane_count > b->lane_worker_capacity) {
         const uint32_t capacity = s->lane_count + s->lane_count / 2 + 64;
@@ -309,15 +356,35 @@ static int give_lane(struct build *b, uint32_t first, uint32_t count, uint64_t c
         b->lane_worker = grown;
         b->lane_worker_capacity = capacity;
     }
-    for (uint32_t w = first + 1; w < first + count; w++)
-        if (b->load[w] < b->load[best])
-            best = w;
+    for (uint32_t i = 1; i < group->worker_count; i++)
+        if (b->load[group->workers[i]] < b->load[best])
+            best = group->workers[i];
     b->load[best] += cost;
     b->lane_worker[s->lane_count - 1] = best;
     return 0;
 }
 
-static int lay_many(struct build *b, uint32_t first_worker, uint32_t workers, uint64_t share)
+/* Slices [first, first + count) of hit h's share of the group, a run for each node's part. */
+static int push_runs(struct build *b, const struct group *group, uint32_t h, uint64_t first,
+                     uint64_t count, uint32_t token, uint32_t tokens)
+{
+    uint64_t before = 0;
+    int rc = 0;
+
+    for (uint32_t i = 0; !rc && i < group->node_count; i++) {
+        const struct part *part = part_of(b, h, group->nodes[i]);
+        const uint64_t begin = first > before ? first - before : 0;
+        const uint64_t end = first + count > before ? first + count - before : 0;
+        const uint64_t stop = end < part->count ? end : part->count;
+
+        if (begin < stop)
+            rc = push_run(b, h, part, begin, stop - begin, token, tokens);
+        before += part->count;
+    }
+    return rc;
+}
+
+static int lay_many(struct build *b, const struct group *group, uint64_t share)
 {
     const uint32_t most = b->s->model->kernels->many_tokens;
 
@@ -343,9 +410,9 @@ static int lay_many(struct build *b, uint32_t first_worker, uint32_t workers, ui
                 const uint64_t take = (slices - at + ranges - r - 1) / (ranges - r);
                 int rc = push_lane(b);
                 if (!rc)
-                    rc = push_run(b, h, at, take, token, count);
+                    rc = push_runs(b, group, h, at, take, token, count);
                 if (!rc)
-                    rc = give_lane(b, first_worker, workers, take * cost);
+                    rc = give_lane(b, group, take * cost);
                 if (rc)
                     return rc;
                 at += take;
@@ -362,7 +429,7 @@ static uint64_t cost_before(uint64_t total, uint64_t lanes, uint64_t cut)
     return total / lanes * cut + total % lanes * cut / lanes;
 }
 
-static int lay_few(struct build *b, uint32_t first_worker, uint32_t workers, uint32_t plan_lanes)
+static int lay_few(struct build *b, const struct group *group)
 {
     uint64_t total = 0, slices = 0, lanes, least, done = 0, given = 0, cut = 0;
     bool open = false;
@@ -374,14 +441,15 @@ static int lay_few(struct build *b, uint32_t first_worker, uint32_t workers, uin
     }
     if (slices == 0)
         return 0;
-    least = slices / LANE_SLICES_LEAST > workers ? slices / LANE_SLICES_LEAST : workers;
-    if (least > plan_lanes)
-        least = plan_lanes;
+    least = slices / LANE_SLICES_LEAST > group->worker_count ? slices / LANE_SLICES_LEAST
+                                                             : group->worker_count;
+    if (least > group->lanes)
+        least = group->lanes;
     lanes = slices / LANE_SLICES;
     if (lanes < least)
         lanes = least;
-    if (lanes > (uint64_t)LANES_MOST * plan_lanes)
-        lanes = (uint64_t)LANES_MOST * plan_lanes;
+    if (lanes > (uint64_t)LANES_MOST * group->lanes)
+        lanes = (uint64_t)LANES_MOST * group->lanes;
 
     for (uint32_t h = b->many_count; h < b->hit_count; h++) {
         const uint64_t cost = slice_cost(b->hits[h].tokens);
@@ -406,46 +474,62 @@ static int lay_few(struct build *b, uint32_t first_worker, uint32_t workers, uin
                 take = 1;
             if (take > left)
                 take = left;
-            rc = push_run(b, h, at, take, 0, b->hits[h].tokens);
+            rc = push_runs(b, group, h, at, take, 0, b->hits[h].tokens);
             if (rc)
                 return rc;
             at += take;
             done += take * cost;
             if (end != UINT64_MAX && done + cost / 2 >= end) {
-                rc = give_lane(b, first_worker, workers, done - given);
+                rc = give_lane(b, group, done - given);
                 if (rc)
                     return rc;
                 open = false;
             }
         }
     }
-    return open ? give_lane(b, first_worker, workers, done - given) : 0;
+    return open ? give_lane(b, group, done - given) : 0;
 }
 
-static int lay_node(struct build *b, uint32_t n)
+/* Experts with many tokens, or the others, on one group. */
+static int lay_group(struct build *b, const struct group *group, bool many)
+{
+    uint64_t total = 0;
+
+    for (uint32_t h = 0; h < b->hit_count; h++) {
+        b->slice_count[h] = 0;
+        for (uint32_t i = 0; i < group->node_count; i++)
+            b->slice_count[h] += part_of(b, h, group->nodes[i])->count;
+        total += b->slice_count[h] * slice_cost(b->hits[h].tokens);
+    }
+    return many ? lay_many(b, group, total / group->lanes + 1) : lay_few(b, group);
+}
+
+static int lay_out(struct build *b)
 {
     const struct numoe_model *model = b->s->model;
     const struct numoe_plan *plan = model->plan;
-    uint32_t home = n, lanes = plan->nodes[n].lanes ? plan->nodes[n].lanes : 1;
-    uint64_t total = 0, share;
-    int rc;
 
-    /* a node without workers is served by the nearest that has some */
-    if (plan->nodes[n].worker_count == 0)
-        for (uint32_t i = 0, best = UINT32_MAX; i < plan->node_count; i++)
-            if (plan->nodes[i].worker_count && plan->distances[n * plan->node_count + i] < best) {
-                best = plan->distances[n * plan->node_count + i];
-                home = i;
-            }
-    for (uint32_t h = 0; h < b->hit_count; h++) {
-        b->slices[h] = numoe_model_run(model, b->s->layer, b->hits[h].expert, n, &b->slice_first[h],
-                                       &b->slice_count[h]);
-        total += b->slice_count[h] * slice_cost(b->hits[h].tokens);
+    for (uint32_t h = 0; h < b->hit_count; h++)
+        for (uint32_t n = 0; n < plan->node_count; n++) {
+            struct part *part = &b->parts[(size_t)h * plan->node_count + n];
+
+            part->slices = numoe_model_run(model, b->s->layer, b->hits[h].expert, n, &part->first,
+                                           &part->count);
+        }
+    for (int many = 1; many >= 0; many--) {
+        const struct model_groups *groups = &model->groups[many ? b->s->reach : NUMOE_REACH_DOMAIN];
+
+        if (many ? b->many_count == 0 : b->many_count == b->hit_count)
+            continue;
+        for (uint32_t g = 0; g < groups->count; g++) {
+            const struct group group = group_at(groups, plan, g);
+            int rc = lay_group(b, &group, many);
+
+            if (rc)
+                return rc;
+        }
     }
-    share = total / lanes + 1;
-    rc = lay_many(b, plan->nodes[home].first_worker, plan->nodes[home].worker_count, share);
-    return rc ? rc
-              : lay_few(b, plan->nodes[home].first_worker, plan->nodes[home].worker_count, lanes);
+    return 0;
 }
 
 /* Count experts and sort (token, weight) by expert; equal ids of a token become one entry. */
@@ -637,6 +721,7 @@ int numoe_schedule_begin(struct numoe_schedule *s, struct numoe_model *model, ui
     s->layer = layer;
     s->batch = *batch;
     s->result = (struct numoe_result)NUMOE_RESULT_INIT;
+    s->reach = choose_reach(s);
     return 0;
 }
 
@@ -666,17 +751,16 @@ int numoe_schedule_build(struct numoe_schedule *s, uint32_t workers)
 
     s->lane_count = s->run_count = s->entry_count = s->row_count = 0;
     /* the builder's arrays, widest elements first */
-    bytes = hits * (2 * sizeof(uint64_t) + sizeof(void *)) +
+    bytes = hits * model->plan->node_count * sizeof(struct part) + hits * sizeof(uint64_t) +
             model->plan->worker_count * sizeof(uint64_t) + hits * sizeof(struct hit) +
             (2 * pairs + 2 * E + 2 * T) * sizeof(uint32_t);
     rc = renew(s, MEMORY_BUILD, bytes);
     if (rc)
         return rc;
     p = s->memory[MEMORY_BUILD].data;
-    b.slice_first = (uint64_t *)(void *)p;
-    b.slice_count = b.slice_first + hits;
-    b.slices = (const uint8_t **)(void *)(b.slice_count + hits);
-    b.load = (uint64_t *)(void *)(b.slices + hits);
+    b.parts = (struct part *)(void *)p;
+    b.slice_count = (uint64_t *)(void *)(b.parts + hits * model->plan->node_count);
+    b.load = b.slice_count + hits;
     b.hits = (struct hit *)(void *)(b.load + model->plan->worker_count);
     b.pair_token = (uint32_t *)(void *)(b.hits + hits);
     b.pair_weight = (float *)(void *)(b.pair_token + pairs);
@@ -691,8 +775,8 @@ int numoe_schedule_build(struct numoe_schedule *s, uint32_t workers)
     saved = numoe_kernels_enter();
     rc = collect(&b, count, last);
     numoe_kernels_leave(saved);
-    for (uint32_t n = 0; !rc && n < model->plan->node_count; n++)
-        rc = lay_node(&b, n);
+    if (!rc)
+        rc = lay_out(&b);
     if (!rc)
         rc = index_rows(s);
     if (!rc)

@@ -43,6 +43,7 @@ struct numoe_schedule {
     uint64_t layer;
     struct numoe_batch batch;
     uint64_t token_begin, token_count; /* of the batch, this pass */
+    enum numoe_reach reach;            /* of experts with many tokens */
     struct numoe_result result;
 
     /* filled by numoe_schedule_build */
@@ -88,8 +89,9 @@ int numoe_schedule_begin(struct numoe_schedule *schedule, struct numoe_model *mo
 /* Count a hit expert in the result, once a call. */
 void numoe_schedule_see(struct numoe_schedule *schedule, uint64_t expert);
 
-/* How many tokens of the batch one pass takes, so that its rows stay within bounds. */
-uint64_t numoe_schedule_pass(const struct numoe_model *model, const struct numoe_batch *batch);
+/* How many tokens of the batch one pass takes, so that its rows stay within bounds. After
+ * numoe_schedule_begin. */
+uint64_t numoe_schedule_pass(const struct numoe_schedule *schedule);
 
 /*
  * Lay out tokens [token_begin, token_begin + token_count) of schedule->batch. Depends on the

@@ -221,6 +221,8 @@ struct numoe_plan_request {
 struct numoe_plan_node {
     uint32_t node; /**< dense index in the machine */
     uint32_t os_index;
+    uint32_t domain;                     /**< memory domain: nodes that share channels */
+    uint32_t package;                    /**< or NUMOE_NONE */
     uint64_t capacity_bytes;             /**< of the node */
     uint64_t available_bytes;            /**< capacity or free now, less what is kept free */
     uint64_t planned_bytes;              /**< experts */
@@ -284,6 +286,41 @@ uint64_t numoe_plan_boundary(const struct numoe_plan *plan, uint64_t layer, uint
  * weights.
  */
 uint64_t numoe_plan_row_bytes(uint32_t node_count);
+
+/** How widely memory nodes work together on a token of an expert: one row of partial output for
+ *  each group of nodes. */
+enum numoe_reach {
+    NUMOE_REACH_DOMAIN, /**< nodes that share channels */
+    NUMOE_REACH_PACKAGE,
+    NUMOE_REACH_MACHINE,
+    NUMOE_REACHES
+};
+
+/** What a reach costs on a plan's nodes. */
+struct numoe_plan_reach {
+    uint32_t groups; /**< of plan nodes */
+    /** sum of distance - 10 over the pairs (worker, node) in a group that share no channels, and
+     *  the number of all pairs in a group: far_tenths / pairs / 10 is by how much reading weights
+     *  anywhere in the group is slower than at home */
+    uint64_t far_tenths, pairs;
+};
+
+void numoe_plan_reaches(const struct numoe_plan *plan,
+                        struct numoe_plan_reach reach[NUMOE_REACHES]);
+
+/** Number the groups from 0 in the order of their first nodes: group[n] is that of plan node n. */
+void numoe_plan_groups(const struct numoe_plan *plan, enum numoe_reach reach, uint32_t *group);
+
+/**
+ * The reach that costs least with many tokens: rows to write and read against weights to read from
+ * afar. Whole-number arithmetic; the same on every machine.
+ * @param pairs    (token, expert) pairs
+ * @param experts  distinct experts among them
+ * @param reads    how often each expert is read
+ */
+enum numoe_reach numoe_plan_best_reach(const struct numoe_plan *plan,
+                                       const struct numoe_plan_reach reach[NUMOE_REACHES],
+                                       uint64_t pairs, uint64_t experts, uint64_t reads);
 
 void numoe_plan_print(const struct numoe_plan *plan, FILE *out);
 /**

@@ -139,6 +139,8 @@ static int fill(struct plan_build *build, const bool *used, uint32_t count,
             continue;
         place->node = i;
         place->os_index = node->os_index;
+        place->domain = node->domain;
+        place->package = node->package;
         place->capacity_bytes = node->capacity_bytes;
         place->available_bytes = have > keep ? have - keep : 0;
         build->place_of[i] = plan->node_count++;

@@ -327,17 +327,23 @@ Test(forward_bits, thirty_two_nodes_fewer_slices_than_nodes, .timeout = 240)
     check_bits("pack:2 l3:16 [numa(memory=16GB)] core:4 pu:2", 7, 64, 768);
 }
 
+/* Domains of four nodes, which share work; with many tokens more of them do. */
+Test(forward_bits, thirty_two_nodes_of_eight_domains, .timeout = 240)
+{
+    check_bits(NUMOE_TEST_DATA "/topo/data/epyc-7h12-2s-32n.xml", 7, 64, 1280);
+}
+
 /* Deciding tokens one after another or all at once must agree within rounding, on any plan. */
 Test(forward_bits, schedules_agree_within_rounding, .timeout = 240)
 {
-    static const char *const machines[] = {"pack:1 [numa(memory=64GB)] core:1 pu:1",
-                                           "pack:2 l3:4 [numa(memory=16GB)] core:4 pu:1",
-                                           "numa:3(memory=64GB) core:5 pu:1"};
+    static const char *const machines[] = {
+        "pack:1 [numa(memory=64GB)] core:1 pu:1", "pack:2 l3:4 [numa(memory=16GB)] core:4 pu:1",
+        "numa:3(memory=64GB) core:5 pu:1", NUMOE_TEST_DATA "/topo/data/epyc-7h12-2s-32n.xml"};
     struct fixture f = fixture_of(1, 6, 128, 352, false, NUMOE_EXACT);
     float *first = NULL;
 
     experts_make(&f, 23);
-    for (size_t m = 0; m < 3; m++) {
+    for (size_t m = 0; m < sizeof machines / sizeof machines[0]; m++) {
         struct numoe_options options = NUMOE_OPTIONS_INIT;
         options.topology = machines[m];
         open_model(&f, &options);
