@@ -107,8 +107,12 @@ static int ring_on_node(struct gpu_ring *r, uint64_t bytes)
 {
     struct numoe_gpu *gpu = r->gpu;
     const uint32_t node = gpu->properties.locality_known ? gpu->properties.os_node : NUMOE_NONE;
+    struct numoe_memory_request request = NUMOE_MEMORY_REQUEST_INIT;
 
-    if (numoe_memory_create(node, bytes, false, &gpu->log, &r->memory, NULL))
+    request.os_node = node;
+    request.bytes = bytes;
+    request.log = &gpu->log;
+    if (numoe_memory_create(&request, &r->memory, NULL))
         return -ENOMEM;
     r->node = node;
     if (!numoe_memory_populate(r->memory, 0, numoe_memory_bytes(r->memory), NULL) &&

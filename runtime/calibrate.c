@@ -313,6 +313,7 @@ static bool prepare_node(struct calibration *c, uint32_t node, uint32_t sharing)
     const uint32_t os = machine->nodes[node].os_index;
     struct numoe_error error = NUMOE_ERROR_INIT;
     struct place *place = &c->places[node];
+    struct numoe_memory_request request = NUMOE_MEMORY_REQUEST_INIT;
     struct numoe_memory_report report;
     uint64_t bytes = buffer_size(c, node, sharing);
 
@@ -320,7 +321,9 @@ static bool prepare_node(struct calibration *c, uint32_t node, uint32_t sharing)
         note(machine, "node %" PRIu32 " is not measured: it has no room for a buffer", os);
         return false;
     }
-    if (numoe_memory_create(os, bytes, false, NULL, &place->memory, &error)) {
+    request.os_node = os;
+    request.bytes = bytes;
+    if (numoe_memory_create(&request, &place->memory, &error)) {
         note(machine, "node %" PRIu32 " is not measured: %s", os, error.message);
         return false;
     }

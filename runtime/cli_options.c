@@ -57,6 +57,10 @@ static const struct option_text option_texts[] = {
     [CLI_MEASURE] = {"measure", NULL,
                      "measure how fast each memory node is read from where: a third of a second\n"
                      "for each pair, 1024 pairs at most"},
+    [CLI_MEMORY] = {"memory", "POLICY",
+                    "where weights of a node may lie: bind (there only), preferred (there, then\n"
+                    "elsewhere), local (where a worker touches them first) or interleave (page\n"
+                    "by page over all nodes) (default: bind)"},
     [CLI_MODEL] = {"model", "NAME", "a model by name; numoe --help lists them"},
     [CLI_NODES] = {"nodes", "LIST", "use these memory nodes only, as in 0,2,8-15"},
     [CLI_NODE_BANDWIDTH] = {"node-bandwidth", "[LIST=]GB/s",
@@ -73,6 +77,8 @@ static const struct option_text option_texts[] = {
                   "--topology here or elsewhere"},
     [CLI_SEED] = {"seed", "N", "seed of everything random (default: 1)"},
     [CLI_SMT] = {"smt", NULL, "also use the second hardware threads of cores"},
+    [CLI_SPILL] = {"spill", NULL,
+                   "weights that their node has no room for go elsewhere, and are reported"},
     [CLI_STEPS] = {"steps", "N", "end after so many steps, however long they take"},
     [CLI_STREAM] = {"stream", NULL,
                     "with --gpu: copy each layer from host memory while the one before computes"},
@@ -87,6 +93,20 @@ static const struct option_text option_texts[] = {
 };
 
 enum { OPTION_COUNT = sizeof option_texts / sizeof option_texts[0], HELP_COLUMN = 26 };
+
+static int parse_policy(const char *text, enum numoe_memory_policy *policy,
+                        struct numoe_error *error)
+{
+    static const char *const names[] = {"bind", "preferred", "local", "interleave"};
+
+    for (unsigned i = 0; i < sizeof names / sizeof names[0]; i++)
+        if (!strcmp(text, names[i])) {
+            *policy = (enum numoe_memory_policy)i;
+            return 0;
+        }
+    return numoe_error_set(error, -EINVAL, NULL,
+                           "\"%s\" is none of bind, preferred, local, interleave", text);
+}
 
 /* Digits and nothing else, within 64 bits. end: where the digits stop, or NULL: at the end. */
 static bool parse_number(const char *text, uint64_t *value, const char **end)
@@ -298,6 +318,8 @@ static int set_option(enum cli_option option, const char *text, struct cli_value
     case CLI_MEASURE:
         values->measure = true;
         return 0;
+    case CLI_MEMORY:
+        return parse_policy(text, &values->memory_policy, error);
     case CLI_MODEL:
         values->model = text;
         return 0;
@@ -327,6 +349,9 @@ static int set_option(enum cli_option option, const char *text, struct cli_value
         return 0;
     case CLI_SMT:
         values->smt = true;
+        return 0;
+    case CLI_SPILL:
+        values->spill = true;
         return 0;
     case CLI_STEPS:
         return parse_count(text, UINT64_MAX, &values->steps, error);

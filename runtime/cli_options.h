@@ -40,6 +40,7 @@ enum cli_option {
     CLI_KEEP_FREE,
     CLI_LAYERS,
     CLI_MEASURE,
+    CLI_MEMORY,
     CLI_MODEL,
     CLI_NODES,
     CLI_NODE_BANDWIDTH,
@@ -51,6 +52,7 @@ enum cli_option {
     CLI_SAVE,
     CLI_SEED,
     CLI_SMT,
+    CLI_SPILL,
     CLI_STEPS,
     CLI_STREAM,
     CLI_SVG,
@@ -79,7 +81,8 @@ struct cli_values {
     struct cli_list cpus, nodes, tokens;
     uint64_t duration_s, experts, layers, keep_free_bytes, seed, steps;
     uint32_t repeat, threads, workers;
-    bool json, measure, smt, gpu, resident, stream;
+    bool json, measure, smt, gpu, resident, stream, spill;
+    enum numoe_memory_policy memory_policy;
     bool seed_given;
     char *isa_text; /* holds what isas point to */
     const char *isas[CLI_MAX_ISAS];

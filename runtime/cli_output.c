@@ -135,6 +135,8 @@ int cli_open(const char *verb, const struct cli_values *values, const char *isa,
     options.cpus = values->cpus.values;
     options.cpu_count = values->cpus.count;
     options.keep_free_bytes = values->keep_free_bytes;
+    options.memory_policy = values->memory_policy;
+    options.memory_spill = values->spill;
     options.isa = isa;
     options.pin_caller = true;
     options.gpu = values->gpu ? NUMOE_GPU_ON : NUMOE_GPU_OFF;

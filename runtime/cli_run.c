@@ -159,7 +159,7 @@ static void print_memory(const struct report *report)
                       info->checkpoint_bytes);
     }
 
-    printf("\n node  workers   capacity GB  experts GB  2 MiB pages  on the node  bound\n");
+    printf("\n node  workers   capacity GB  experts GB  huge pages  on the node  bound\n");
     for (uint32_t n = 0; n < info->node_count; n++) {
         const struct numoe_node_info *node = &report->nodes[n];
         double planned = node->planned_bytes ? (double)node->planned_bytes : 1;
@@ -171,7 +171,10 @@ static void print_memory(const struct report *report)
             printf(" %10.0f %%", 100 * (double)node->placed_bytes / (double)node->checked_bytes);
         else
             printf(" %12s", "not known");
-        printf("  %s\n", node->bound ? "yes" : "no");
+        printf("  %s", node->bound ? "yes" : "no");
+        if (node->spilled_bytes)
+            printf(", %.3f GB had no room and lie elsewhere", (double)node->spilled_bytes / 1e9);
+        printf("\n");
     }
 }
 
@@ -206,12 +209,13 @@ static json_t *json_of_report(const char *directory, const struct report *report
 
         json_array_append_new(
             nodes,
-            json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:b}", "os_index",
+            json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:b}", "os_index",
                       (json_int_t)node->os_index, "workers", (json_int_t)node->workers,
                       "capacity_bytes", (json_int_t)node->capacity_bytes, "planned_bytes",
                       (json_int_t)node->planned_bytes, "huge_bytes", (json_int_t)node->huge_bytes,
                       "checked_bytes", (json_int_t)node->checked_bytes, "placed_bytes",
-                      (json_int_t)node->placed_bytes, "bound", (int)node->bound));
+                      (json_int_t)node->placed_bytes, "giant_bytes", (json_int_t)node->giant_bytes,
+                      "spilled_bytes", (json_int_t)node->spilled_bytes, "bound", (int)node->bound));
     }
     for (uint64_t i = 0; i < report->cell_count; i++) {
         const struct numoe_bench_cell *cell = &report->cells[i];
@@ -317,9 +321,10 @@ close:
     return code;
 }
 
-static const enum cli_option options[] = {
-    CLI_TOKENS, CLI_REPEAT,    CLI_ARITHMETIC, CLI_ISA, CLI_WORKERS, CLI_TOPOLOGY, CLI_NODES,
-    CLI_CPUS,   CLI_KEEP_FREE, CLI_SEED,       CLI_GPU, CLI_STREAM,  CLI_JSON,     CLI_END};
+static const enum cli_option options[] = {CLI_TOKENS,  CLI_REPEAT,   CLI_ARITHMETIC, CLI_ISA,
+                                          CLI_WORKERS, CLI_TOPOLOGY, CLI_MEMORY,     CLI_SPILL,
+                                          CLI_NODES,   CLI_CPUS,     CLI_KEEP_FREE,  CLI_SEED,
+                                          CLI_GPU,     CLI_STREAM,   CLI_JSON,       CLI_END};
 
 const struct cli_verb cli_run = {
     .name = "run",

@@ -172,6 +172,8 @@ int numoe_open(const struct numoe_options *options, struct numoe **out, struct n
     context->log = o.log;
     context->described = o.topology && *o.topology && strcmp(o.topology, "live") != 0;
     context->strict_memory = o.strict_memory;
+    context->memory_spill = o.memory_spill;
+    context->memory_policy = o.memory_policy;
     context->keep_free_bytes = o.keep_free_bytes;
     context->worker_request = o.workers;
     context->next_ticket = 1;

@@ -28,7 +28,8 @@ struct numoe {
     char gpu_note[512];
     char isa[16];
     bool described; /* the plan is of another machine: no binding, no pinning */
-    bool strict_memory;
+    bool strict_memory, memory_spill;
+    enum numoe_memory_policy memory_policy;
     bool gpu_stream;
     atomic_bool gpu_loss_said; /* that the CPU computes instead of a device that was lost */
     uint64_t keep_free_bytes;

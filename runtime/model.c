@@ -220,36 +220,60 @@ out:
     return rc;
 }
 
-static int reserve(struct numoe_model *model, struct numoe_error *error)
+/* OS indices of the nodes that the policy of plan node n may use besides it. */
+static uint32_t list_nodes(const struct numoe_model *model, uint32_t n, uint32_t *nodes)
 {
     const struct numoe_plan *plan = model->plan;
-    uint64_t total = 0;
+    const bool all = model->context->memory_policy == NUMOE_MEMORY_INTERLEAVE;
+    uint32_t count = 0;
 
+    for (uint32_t i = 0; i < plan->node_count; i++)
+        if (all || plan->nodes[i].domain == plan->nodes[n].domain)
+            nodes[count++] = plan->nodes[i].os_index;
+    return count;
+}
+
+static int reserve(struct numoe_model *model, struct numoe_error *error)
+{
+    const struct numoe *context = model->context;
+    const struct numoe_plan *plan = model->plan;
+    struct numoe_memory_request request = NUMOE_MEMORY_REQUEST_INIT;
+    uint32_t *nodes = malloc(plan->node_count * sizeof *nodes);
+    uint64_t total = 0;
+    int rc = 0;
+
+    if (!nodes)
+        return numoe_error_set(error, -ENOMEM, "model", "out of memory");
     for (uint32_t n = 0; n < plan->node_count; n++)
         total += plan->nodes[n].planned_bytes;
     /* the plan of a described machine knows nothing of this one's memory: ask for all at once */
-    if (model->context->described && plan->node_count > 1) {
+    if (context->described && plan->node_count > 1) {
         struct numoe_memory *all = NULL;
-        int rc = numoe_memory_create(NUMOE_NONE, total, false, NULL, &all, error);
-        if (rc)
-            return rc;
+
+        request.bytes = total;
+        rc = numoe_memory_create(&request, &all, error);
         numoe_memory_destroy(all);
     }
-    for (uint32_t n = 0; n < plan->node_count; n++) {
+    request.policy = context->memory_policy;
+    request.strict = context->strict_memory;
+    request.spill = context->memory_spill;
+    request.log = &context->log;
+    request.nodes = nodes;
+    for (uint32_t n = 0; !rc && n < plan->node_count; n++) {
         struct model_node *node = &model->nodes[n];
-        const uint64_t bytes = plan->nodes[n].planned_bytes;
-        int rc;
 
-        if (bytes == 0)
+        request.bytes = plan->nodes[n].planned_bytes;
+        if (request.bytes == 0)
             continue;
-        rc = numoe_memory_create(model->context->described ? NUMOE_NONE : plan->nodes[n].os_index,
-                                 bytes, model->context->strict_memory, &model->context->log,
-                                 &node->memory, error);
-        if (rc)
-            return rc;
-        node->base = numoe_memory_address(node->memory);
+        if (!context->described)
+            request.os_node = plan->nodes[n].os_index;
+        request.node_count = list_nodes(model, n, nodes);
+        rc = numoe_memory_create(&request, &node->memory, error);
+        if (!rc)
+            node->base = numoe_memory_address(node->memory);
     }
-    return populate(model, error);
+    free(nodes);
+    return rc ? rc : populate(model, error);
 }
 
 int numoe_model_create(struct numoe *context, const struct numoe_model_desc *desc,
@@ -587,6 +611,8 @@ int numoe_model_node(const struct numoe_model *model, uint32_t index, struct num
         .checked_bytes = report.checked_bytes,
         .placed_bytes = report.placed_bytes,
         .bound = report.bound,
+        .giant_bytes = report.giant_bytes,
+        .spilled_bytes = report.spilled_bytes,
     };
     memcpy(info, &now, info->size < sizeof now ? info->size : sizeof now);
     return 0;

@@ -64,6 +64,9 @@ struct numoe_options {
                                   and the CPU computes */
     uint32_t gpu_device;     /**< which: CUDA's number */
     bool gpu_stream;         /**< copy layers to the GPU in each pass even when all fit there */
+    enum numoe_memory_policy memory_policy; /**< of each node's weights */
+    bool memory_spill; /**< weights that their node has no room for go elsewhere, and are reported;
+                            else loading fails with -ENOMEM */
 };
 
 #define NUMOE_OPTIONS_INIT                                                                         \
@@ -187,9 +190,11 @@ struct numoe_node_info {
     size_t size;
     uint32_t os_index, workers;
     uint64_t capacity_bytes, planned_bytes;
-    uint64_t huge_bytes;                  /**< on 2 MiB pages */
+    uint64_t huge_bytes;                  /**< on pages of 2 MiB or 1 GiB */
     uint64_t checked_bytes, placed_bytes; /**< pages looked at; of them, on this node */
-    bool bound;                           /**< the kernel accepted the binding */
+    bool bound;                           /**< the kernel accepted the policy */
+    uint64_t giant_bytes;                 /**< of huge_bytes, on 1 GiB pages */
+    uint64_t spilled_bytes;               /**< of weights that the node had no room for */
 };
 
 struct numoe_model_info {

@@ -114,27 +114,21 @@ static void read_huge(const struct numoe_machine *machine, const char *root,
     static const char *const sizes[] = {"2048kB", "1048576kB"};
 
     for (uint32_t i = 0; i < machine->node_count; i++) {
-        struct health_node *node = &values->nodes[i];
-        int64_t *const counts[2][2] = {{&node->huge_2m, &node->huge_2m_free},
-                                       {&node->huge_1g, &node->huge_1g_free}};
+        int64_t *const counts[] = {&values->nodes[i].huge_2m, &values->nodes[i].huge_1g};
 
         for (size_t s = 0; s < 2; s++) {
-            static const char *const files[] = {"nr_hugepages", "free_hugepages"};
+            char name[128];
 
-            for (size_t f = 0; f < 2; f++) {
-                char name[128];
-
-                snprintf(name, sizeof name,
-                         "sys/devices/system/node/node%u/hugepages/hugepages-%s/%s",
-                         machine->nodes[i].os_index, sizes[s], files[f]);
-                *counts[s][f] = number(root, name);
-                if (*counts[s][f] != HEALTH_NOT_KNOWN || machine->node_count > 1)
-                    continue;
-                /* a kernel without nodes, or a container that hides them */
-                snprintf(name, sizeof name, "sys/kernel/mm/hugepages/hugepages-%s/%s", sizes[s],
-                         files[f]);
-                *counts[s][f] = number(root, name);
-            }
+            snprintf(name, sizeof name,
+                     "sys/devices/system/node/node%u/hugepages/hugepages-%s/nr_hugepages",
+                     machine->nodes[i].os_index, sizes[s]);
+            *counts[s] = number(root, name);
+            if (*counts[s] != HEALTH_NOT_KNOWN || machine->node_count > 1)
+                continue;
+            /* a kernel without nodes, or a container that hides them */
+            snprintf(name, sizeof name, "sys/kernel/mm/hugepages/hugepages-%s/nr_hugepages",
+                     sizes[s]);
+            *counts[s] = number(root, name);
         }
     }
 }
@@ -303,54 +297,40 @@ static const char *node_names(struct judge *judge, char *text, size_t size, size
     return text;
 }
 
-/* Pages of 2 MiB are taken only where all of a node's weights find room in them. */
-static void judge_huge(struct judge *judge)
+static void judge_huge(struct judge *judge, bool giant)
 {
     const struct numoe_machine *machine = judge->machine;
-    uint64_t giant = 0;
     int64_t most = 0;
     size_t count = 0;
-    char names[112], size[32];
+    char names[112];
     struct numoe_warning *w;
 
     for (uint32_t i = 0; i < machine->node_count; i++) {
         const struct health_node *node = &judge->values->nodes[i];
+        const int64_t pages = giant ? node->huge_1g : node->huge_2m;
 
-        if (node->huge_2m > most)
-            most = node->huge_2m;
+        if (pages > most)
+            most = pages;
     }
-    for (uint32_t i = 0; i < machine->node_count; i++)
-        if (most && machine->nodes[i].pu_count && judge->values->nodes[i].huge_2m >= 0 &&
-            judge->values->nodes[i].huge_2m < most - most / 8)
+    for (uint32_t i = 0; i < machine->node_count; i++) {
+        const struct health_node *node = &judge->values->nodes[i];
+        const int64_t pages = giant ? node->huge_1g : node->huge_2m;
+
+        if (most && machine->nodes[i].pu_count && pages >= 0 && pages < most - most / 8)
             judge->scratch[count++] = machine->nodes[i].os_index;
-    if (count) {
-        w = warn(judge, "huge_pages_2m");
-        node_names(judge, names, sizeof names, count);
-        say(w->message,
-            "huge pages of 2 MiB are reserved unevenly: %s %s fewer than the %lld of another node, "
-            "and weights there may not find room in them",
-            names, count > 1 ? "have" : "has", (long long)most);
-        say(w->fix,
-            "echo %lld > /sys/devices/system/node/node%u/hugepages/hugepages-2048kB/nr_hugepages%s",
-            (long long)most, judge->scratch[0], count > 1 ? " (and so for the others)" : "");
     }
-    count = 0;
-    for (uint32_t i = 0; i < machine->node_count; i++)
-        if (judge->values->nodes[i].huge_1g_free > 0) {
-            giant += (uint64_t)judge->values->nodes[i].huge_1g_free;
-            judge->scratch[count++] = machine->nodes[i].os_index;
-        }
-    if (count) {
-        w = warn(judge, "huge_pages_1g");
-        node_names(judge, names, sizeof names, count);
-        say(w->message,
-            "%s in unused huge pages of 1 GiB on %s hold no weights and are lost to everything "
-            "else",
-            topo_bytes(size, giant < UINT64_MAX >> 30 ? giant << 30 : UINT64_MAX), names);
-        say(w->fix,
-            "echo 0 > /sys/devices/system/node/node%u/hugepages/hugepages-1048576kB/nr_hugepages%s",
-            judge->scratch[0], count > 1 ? " (and so for the others)" : "");
-    }
+    if (!count)
+        return;
+    w = warn(judge, giant ? "huge_pages_1g" : "huge_pages_2m");
+    node_names(judge, names, sizeof names, count);
+    say(w->message,
+        "huge pages of %s are reserved unevenly: %s %s fewer than the %lld of another node, and "
+        "weights there may not find room in them",
+        giant ? "1 GiB" : "2 MiB", names, count > 1 ? "have" : "has", (long long)most);
+    say(w->fix,
+        "echo %lld > /sys/devices/system/node/node%u/hugepages/hugepages-%skB/nr_hugepages%s",
+        (long long)most, judge->scratch[0], giant ? "1048576" : "2048",
+        count > 1 ? " (and so for the others)" : "");
 }
 
 /* Whether a node is one of those that should be alike: DRAM with CPUs around it. */
@@ -468,7 +448,8 @@ int health_judge(const struct numoe_machine *machine, const struct health_values
         return -ENOMEM;
     judge_kernel(&judge);
     judge_memory(&judge);
-    judge_huge(&judge);
+    judge_huge(&judge, false);
+    judge_huge(&judge, true);
     judge_dimms(&judge);
     judge_container(&judge);
     free(judge.scratch);

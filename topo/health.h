@@ -14,8 +14,7 @@
 enum { HEALTH_NOT_KNOWN = -1 };
 
 struct health_node {
-    int64_t huge_2m, huge_2m_free; /* pages reserved, and not in use */
-    int64_t huge_1g, huge_1g_free;
+    int64_t huge_2m, huge_1g; /* pages reserved */
 };
 
 /* As the system says, HEALTH_NOT_KNOWN where it does not. */

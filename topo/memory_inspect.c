@@ -9,6 +9,16 @@
 
 enum { PAGE = 4096, SAMPLES = 4096, BATCH = 512 };
 
+static bool wanted(const struct numoe_memory *memory, uint32_t node)
+{
+    if (memory->os_node == NUMOE_NONE)
+        return true;
+    for (uint32_t i = 0; i < memory->node_count; i++)
+        if (memory->nodes[i] == node && memory->policy != NUMOE_MEMORY_BIND)
+            return true;
+    return node == memory->os_node;
+}
+
 /* Ask the kernel for the node of some pages, evenly spread. A container may forbid it: then no
  * byte counts as checked. */
 static void sample_nodes(const struct numoe_memory *memory, struct numoe_memory_report *report)
@@ -33,7 +43,7 @@ static void sample_nodes(const struct numoe_memory *memory, struct numoe_memory_
             if (where[i] < 0)
                 continue; /* not resident, or not told */
             report->checked_bytes += PAGE;
-            if (memory->os_node == NUMOE_NONE || (uint32_t)where[i] == memory->os_node)
+            if (wanted(memory, (uint32_t)where[i]))
                 report->placed_bytes += PAGE;
         }
     }
@@ -50,14 +60,15 @@ static uint64_t count_huge(const struct numoe_memory *memory)
     char line[512];
 
     if (!file)
-        return 0;
+        return memory->pooled_bytes;
     while (fgets(line, sizeof line, file)) {
         if (sscanf(line, "%llx-%llx ", &begin, &end) == 2)
-            inside = begin < from + memory->mapped && end > from;
+            inside = begin < from + memory->mapped && end > from + memory->pooled_bytes;
         else if (inside && sscanf(line, "AnonHugePages: %llu kB", &kilobytes) == 1)
             bytes += kilobytes * 1024;
     }
     fclose(file);
+    bytes += memory->pooled_bytes;
     return bytes < memory->mapped ? bytes : memory->mapped;
 }
 
@@ -67,6 +78,9 @@ void numoe_memory_inspect(const struct numoe_memory *memory, struct numoe_memory
     report->bytes = memory->bytes;
     report->bound = memory->bound;
     report->bind_errno = memory->bind_errno;
-    report->huge_bytes = memory->hugetlb ? memory->mapped : count_huge(memory);
+    report->spilled_bytes = atomic_load_explicit(&memory->spilled, memory_order_relaxed);
+    report->giant_bytes = memory->giant_bytes;
+    report->huge_bytes =
+        memory->pooled_bytes == memory->mapped ? memory->mapped : count_huge(memory);
     sample_nodes(memory, report);
 }

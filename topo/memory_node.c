@@ -1,11 +1,9 @@
 /*
  * Reserve memory on a node.
  *
- * A range is anonymous memory aligned to 2 MiB with a policy of its own (mbind), so that neither
- * the process's policy nor other memory is touched. When the node's pool of 2 MiB pages has enough
- * for all of it, it is taken from there and made resident at once, while a failure can still be
- * handled: a reservation counts pages of all nodes, and a bound range that finds its node's pages
- * gone gets SIGBUS at the first touch. Otherwise transparent huge pages are asked for.
+ * A range is anonymous memory with a policy of its own (mbind), so that neither the process's
+ * policy nor other memory is touched. What the node's pools of huge pages hold is taken first;
+ * transparent huge pages are asked for the rest.
  *
  * SPDX-License-Identifier: Apache-2.0
  */
@@ -16,43 +14,10 @@
 #include "topo_text.h"
 
 #include <errno.h>
-#include <numaif.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-
-#ifndef MAP_HUGE_2MB
-#define MAP_HUGE_2MB (21 << 26)
-#endif
-
-enum { LONG_BITS = 8 * sizeof(unsigned long) };
-
-int memory_bind(void *address, uint64_t bytes, uint32_t os_node)
-{
-    /* the kernel reads maxnode - 1 bits */
-    unsigned long mask[TOPO_MAX_NODES / LONG_BITS + 1] = {0};
-
-    mask[os_node / LONG_BITS] = 1ul << os_node % LONG_BITS;
-    return mbind(address, bytes, MPOL_BIND, mask, TOPO_MAX_NODES + 1, 0) ? -errno : 0;
-}
-
-bool memory_available(const struct numoe_memory *memory, uint64_t *node_bytes,
-                      uint64_t *cgroup_bytes)
-{
-    struct topo_node_memory node, system;
-    bool known = memory->os_node != NUMOE_NONE && memory->bound &&
-                 topo_system_node("", memory->os_node, &node);
-
-    *cgroup_bytes = topo_cgroup_memory_left(&memory->cgroup);
-    if ((memory->single_node || !memory->bound) && topo_system_memory("", &system)) {
-        if (!known || system.free_bytes > node.free_bytes)
-            node.free_bytes = system.free_bytes;
-        known = true;
-    }
-    *node_bytes = known ? node.free_bytes : UINT64_MAX;
-    return known;
-}
 
 static const char *node_name(char text[32], uint32_t os_node)
 {
@@ -63,19 +28,21 @@ static const char *node_name(char text[32], uint32_t os_node)
     return text;
 }
 
-/* Address space aligned to 2 MiB, without any page. */
+/* Address space aligned for the largest pages that it may get, without any page. */
 static int reserve(struct numoe_memory *memory)
 {
-    uint64_t size = memory->mapped + MEMORY_HUGE_PAGE, skip;
+    const uint64_t align =
+        memory->mapped < MEMORY_GIANT_PAGE ? MEMORY_HUGE_PAGE : MEMORY_GIANT_PAGE;
+    uint64_t size = memory->mapped + align, skip;
     unsigned char *base = mmap(NULL, size, PROT_READ | PROT_WRITE,
                                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 
     if (base == MAP_FAILED)
         return -errno;
-    skip = (MEMORY_HUGE_PAGE - (uint64_t)(uintptr_t)base % MEMORY_HUGE_PAGE) % MEMORY_HUGE_PAGE;
+    skip = (align - (uint64_t)(uintptr_t)base % align) % align;
     if (skip)
         munmap(base, skip);
-    munmap(base + skip + memory->mapped, MEMORY_HUGE_PAGE - skip);
+    munmap(base + skip + memory->mapped, align - skip);
     memory->address = base + skip;
     return 0;
 }
@@ -88,7 +55,7 @@ static int bind_range(struct numoe_memory *memory, bool strict, const struct num
 
     if (memory->os_node == NUMOE_NONE)
         return 0;
-    rc = memory_bind(memory->address, memory->mapped, memory->os_node);
+    rc = memory_bind(memory, memory->address, memory->mapped);
     node_name(name, memory->os_node);
     if (rc == 0) {
         memory->bound = true;
@@ -110,102 +77,125 @@ static int bind_range(struct numoe_memory *memory, bool strict, const struct num
     return 0;
 }
 
-/* Take all of the range from the pool of 2 MiB pages, if the node has them. On failure the range
- * is ordinary memory again. */
-static void try_hugetlb(struct numoe_memory *memory)
-{
-    struct topo_node_memory have;
-    void *mapped;
-
-    if (memory->bound ? !topo_system_node("", memory->os_node, &have)
-                      : !topo_system_memory("", &have))
-        return;
-    if (have.huge_2m_free < memory->mapped / MEMORY_HUGE_PAGE)
-        return;
-    mapped = mmap(memory->address, memory->mapped, PROT_READ | PROT_WRITE,
-                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_HUGETLB | MAP_HUGE_2MB, -1, 0);
-    if (mapped != MAP_FAILED &&
-        (!memory->bound || !memory_bind(memory->address, memory->mapped, memory->os_node)) &&
-        !memory_fault_in(memory->address, memory->mapped)) {
-        memory->hugetlb = true;
-        return;
-    }
-    /* also after a failed mmap: MAP_FIXED may have removed what was there */
-    mapped = mmap(memory->address, memory->mapped, PROT_READ | PROT_WRITE,
-                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
-    if (mapped != MAP_FAILED && memory->bound)
-        (void)memory_bind(memory->address, memory->mapped, memory->os_node);
-}
-
 static int check_room(const struct numoe_memory *memory, struct numoe_error *error)
 {
+    const uint64_t wanted = memory->mapped - memory->pooled_bytes;
     uint64_t node, cgroup;
     char name[32], need[32], have[32];
 
     memory_available(memory, &node, &cgroup);
+    if (memory->spill)
+        node = memory_available_anywhere();
     node_name(name, memory->os_node);
-    if (memory->mapped > cgroup)
+    if (wanted > cgroup)
         return numoe_error_set(error, -ENOMEM, name,
                                "%s needed on %s, but the cgroup's memory limit leaves %s",
-                               topo_bytes(need, memory->mapped), name, topo_bytes(have, cgroup));
-    if (memory->mapped > node)
-        return numoe_error_set(error, -ENOMEM, name, "%s needed on %s, which has %s free",
-                               topo_bytes(need, memory->mapped), name, topo_bytes(have, node));
+                               topo_bytes(need, wanted), name, topo_bytes(have, cgroup));
+    if (wanted > node)
+        return numoe_error_set(error, -ENOMEM, name, "%s needed on %s, %s has %s free",
+                               topo_bytes(need, wanted), name,
+                               memory->spill ? "and the machine" : "which", topo_bytes(have, node));
     return 0;
 }
 
-int numoe_memory_create(uint32_t os_node, uint64_t bytes, bool strict, const struct numoe_log *log,
-                        struct numoe_memory **out, struct numoe_error *error)
+static int check_request(const struct numoe_memory_request *request, uint64_t *mapped,
+                         struct numoe_error *error)
 {
+    char name[32];
+
+    node_name(name, request->os_node);
+    if (!request->bytes)
+        return numoe_error_set(error, -EINVAL, name, "a range of no bytes was asked for");
+    if (request->os_node != NUMOE_NONE && request->os_node >= TOPO_MAX_NODES)
+        return numoe_error_set(error, -EINVAL, name, "there is no %s; the highest is node %d", name,
+                               TOPO_MAX_NODES - 1);
+    if ((unsigned)request->policy > NUMOE_MEMORY_INTERLEAVE)
+        return numoe_error_set(error, -EINVAL, name, "there is no memory policy %d",
+                               (int)request->policy);
+    if (request->node_count && !request->nodes)
+        return numoe_error_set(error, -EINVAL, name, "the list of nodes is missing");
+    if (!numoe_round_up_u64(request->bytes, MEMORY_HUGE_PAGE, mapped) || *mapped > (uint64_t)1
+                                                                                       << 47)
+        return numoe_error_set(error, -ENOMEM, name,
+                               "%llu bytes are more than an address space holds",
+                               (unsigned long long)request->bytes);
+    return 0;
+}
+
+/* A range that knows what it is to be, without an address. */
+static struct numoe_memory *describe(const struct numoe_memory_request *request, uint64_t mapped)
+{
+    struct numoe_memory *memory = calloc(1, sizeof *memory);
+
+    if (!memory)
+        return NULL;
+    if (request->node_count) {
+        memory->nodes = malloc(request->node_count * sizeof *memory->nodes);
+        if (!memory->nodes) {
+            free(memory);
+            return NULL;
+        }
+        memcpy(memory->nodes, request->nodes, request->node_count * sizeof *memory->nodes);
+        memory->node_count = request->node_count;
+    }
+    memory->os_node = request->os_node;
+    memory->policy = request->policy;
+    memory->spill = request->spill && request->policy == NUMOE_MEMORY_BIND;
+    memory->bytes = request->bytes;
+    memory->mapped = mapped;
+    memory->single_node = topo_system_single_node("");
+    topo_cgroup_find("", &memory->cgroup);
+    return memory;
+}
+
+int numoe_memory_create(const struct numoe_memory_request *request, struct numoe_memory **out,
+                        struct numoe_error *error)
+{
+    struct numoe_memory_request asked = NUMOE_MEMORY_REQUEST_INIT;
     struct numoe_memory *memory;
     char name[32];
     uint64_t mapped;
     int rc;
 
-    node_name(name, os_node);
-    if (!out || !bytes)
-        return numoe_error_set(error, -EINVAL, name, "a range of no bytes was asked for");
-    if (os_node != NUMOE_NONE && os_node >= TOPO_MAX_NODES)
-        return numoe_error_set(error, -EINVAL, name, "there is no %s; the highest is node %d", name,
-                               TOPO_MAX_NODES - 1);
-    if (!numoe_round_up_u64(bytes, MEMORY_HUGE_PAGE, &mapped) || mapped > (uint64_t)1 << 47)
-        return numoe_error_set(error, -ENOMEM, name,
-                               "%llu bytes are more than an address space holds",
-                               (unsigned long long)bytes);
-    memory = calloc(1, sizeof *memory);
+    if (!request || !out || request->size < sizeof request->size)
+        return numoe_error_set(error, -EINVAL, "numoe_memory_create",
+                               "request or result is missing");
+    memcpy(&asked, request, request->size < sizeof asked ? request->size : sizeof asked);
+    rc = check_request(&asked, &mapped, error);
+    if (rc)
+        return rc;
+    node_name(name, asked.os_node);
+    memory = describe(&asked, mapped);
     if (!memory)
         return numoe_error_set(error, -ENOMEM, name, "out of memory");
-    memory->os_node = os_node;
-    memory->bytes = bytes;
-    memory->mapped = mapped;
-    memory->single_node = topo_system_single_node("");
-    topo_cgroup_find("", &memory->cgroup);
     rc = reserve(memory);
     if (rc) {
         char need[32];
 
         numoe_error_set(error, rc, name, "cannot map %s for %s: %s", topo_bytes(need, mapped), name,
                         strerror(-rc));
-        goto free_memory;
+        goto forget;
     }
-    rc = bind_range(memory, strict, log, error);
+    rc = bind_range(memory, asked.strict, asked.log, error);
     if (rc)
-        goto unmap;
-    try_hugetlb(memory);
-    if (!memory->hugetlb) {
+        goto fail;
+    memory_take_pools(memory);
+    if (memory->pooled_bytes < mapped) {
         rc = check_room(memory, error);
         if (rc)
-            goto unmap;
+            goto fail;
         /* refused without transparent huge pages in the kernel: shown by numoe_memory_inspect */
-        (void)madvise(memory->address, mapped, MADV_HUGEPAGE);
+        (void)madvise(memory->address + memory->pooled_bytes, mapped - memory->pooled_bytes,
+                      MADV_HUGEPAGE);
     }
     *out = memory;
     return 0;
 
-unmap:
+fail:
     munmap(memory->address, memory->mapped);
-free_memory:
+forget:
     topo_cgroup_free(&memory->cgroup);
+    free(memory->nodes);
     free(memory);
     return rc;
 }
@@ -226,5 +216,6 @@ void numoe_memory_destroy(struct numoe_memory *memory)
         return;
     munmap(memory->address, memory->mapped);
     topo_cgroup_free(&memory->cgroup);
+    free(memory->nodes);
     free(memory);
 }

@@ -12,28 +12,43 @@
 #include <stdatomic.h>
 
 #define MEMORY_HUGE_PAGE ((uint64_t)2 << 20)
+#define MEMORY_GIANT_PAGE ((uint64_t)1 << 30)
 
 struct numoe_memory {
     unsigned char *address;
-    uint64_t bytes;  /* asked for */
-    uint64_t mapped; /* a multiple of MEMORY_HUGE_PAGE */
+    uint64_t bytes;        /* asked for */
+    uint64_t mapped;       /* a multiple of MEMORY_HUGE_PAGE */
+    uint64_t giant_bytes;  /* from address on, on pages of 1 GiB, resident since creation ... */
+    uint64_t pooled_bytes; /* ... and from address on, on pages of 1 GiB and then of 2 MiB */
     uint32_t os_node;
+    uint32_t *nodes; /* of PREFERRED and INTERLEAVE */
+    uint32_t node_count;
+    enum numoe_memory_policy policy;
+    bool spill;
     bool bound;
     int bind_errno;
-    bool hugetlb;     /* on pages of the huge page pool, all resident since creation */
     bool single_node; /* the system's own totals describe the node */
     struct topo_cgroup cgroup;
     /* Bytes that threads inside populate are about to make resident: checks of several threads
      * must not count the same free memory. Added before a check, taken back after. */
     _Atomic uint64_t pending;
+    _Atomic uint64_t spilled; /* bytes of chunks that were allowed elsewhere */
 };
 
-/* What may still be taken on the node and in the cgroup. @return false: the node's is not known */
-bool memory_available(const struct numoe_memory *memory, uint64_t *node_bytes,
+/* What may still be taken where the policy puts pages, and in the cgroup; UINT64_MAX: not known. */
+void memory_available(const struct numoe_memory *memory, uint64_t *node_bytes,
                       uint64_t *cgroup_bytes);
+/* The same of all nodes. */
+uint64_t memory_available_anywhere(void);
 
-/* Bind [address, address + bytes) to the node. @return 0 or -errno */
-int memory_bind(void *address, uint64_t bytes, uint32_t os_node);
+/* Give [address, address + bytes) the range's policy. @return 0 or -errno */
+int memory_bind(const struct numoe_memory *memory, void *address, uint64_t bytes);
+/* Let it lie elsewhere when the node is full. */
+int memory_unbind(const struct numoe_memory *memory, void *address, uint64_t bytes);
+
+/* Take from the node's pools of huge pages what they hold. The range has its policy already; on
+ * failure it is ordinary memory again, with its policy. */
+void memory_take_pools(struct numoe_memory *memory);
 
 /* Make a range resident without a signal on failure. @return 0 or -errno */
 int memory_fault_in(unsigned char *address, uint64_t bytes);

@@ -62,7 +62,10 @@ static uint64_t missing(unsigned char *address, uint64_t bytes)
     return count * PAGE;
 }
 
-static int check(const struct numoe_memory *memory, uint64_t pending, struct numoe_error *error)
+/* What is about to be taken must be there. A chunk that its node has no room for may go elsewhere
+ * when that was asked for. */
+static int check(struct numoe_memory *memory, unsigned char *address, uint64_t bytes,
+                 uint64_t pending, struct numoe_error *error)
 {
     uint64_t node, cgroup;
     char name[32] = "memory", need[32], have[32];
@@ -75,6 +78,12 @@ static int check(const struct numoe_memory *memory, uint64_t pending, struct num
                                "the cgroup's memory limit leaves %s, but %s are about to be used "
                                "on %s",
                                topo_bytes(have, cgroup), topo_bytes(need, pending), name);
+    if (pending + margin_bytes > node && memory->spill &&
+        pending + margin_bytes <= memory_available_anywhere() &&
+        !memory_unbind(memory, address, bytes)) {
+        atomic_fetch_add_explicit(&memory->spilled, bytes, memory_order_relaxed);
+        return 0;
+    }
     if (pending + margin_bytes > node)
         return numoe_error_set(error, -ENOMEM, name,
                                "%s has %s free, but %s are about to be used there", name,
@@ -92,7 +101,7 @@ static int populate_chunk(struct numoe_memory *memory, unsigned char *address, u
         return 0;
     /* relaxed: only the sum counts, it orders nothing */
     pending = atomic_fetch_add_explicit(&memory->pending, need, memory_order_relaxed) + need;
-    rc = check(memory, pending, error);
+    rc = check(memory, address, bytes, pending, error);
     if (!rc) {
         rc = memory_fault_in(address, bytes);
         if (rc == -EINVAL) {
@@ -118,10 +127,11 @@ int numoe_memory_populate(struct numoe_memory *memory, uint64_t offset, uint64_t
                                "%llu bytes at %llu are outside a range of %llu bytes",
                                (unsigned long long)bytes, (unsigned long long)offset,
                                (unsigned long long)memory->bytes);
-    if (!bytes || memory->hugetlb)
-        return 0;
     end = (offset + bytes + PAGE - 1) / PAGE * PAGE;
-    for (at = offset / PAGE * PAGE; at < end;) {
+    at = offset / PAGE * PAGE;
+    if (at < memory->pooled_bytes)
+        at = memory->pooled_bytes;
+    while (at < end) {
         /* chunks begin at multiples of their size, so that threads share no huge page */
         uint64_t next = (at / chunk_bytes + 1) * chunk_bytes;
         int rc;

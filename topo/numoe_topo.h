@@ -10,6 +10,7 @@
 #define NUMOE_TOPO_H
 
 #include "base/numoe_base.h"
+#include "base/numoe_types.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -44,7 +45,8 @@ struct numoe_node {
     uint32_t core_count;     /**< distinct cores among them */
     uint64_t capacity_bytes; /**< 0: memoryless, or not known */
     uint64_t free_bytes;     /**< free or reclaimable now (live only); else capacity_bytes */
-    uint64_t huge_2m_free;   /**< free 2 MiB huge pages (live only) */
+    uint64_t huge_2m_free;   /**< free pages in the pool of 2 MiB pages (live only) */
+    uint64_t huge_1g_free;   /**< ... and of 1 GiB pages; both are not part of free_bytes */
     uint64_t bandwidth_mbs;  /**< read bandwidth from local CPUs, MB/s; 0: not known */
 };
 
@@ -333,38 +335,59 @@ int numoe_plan_print_json(const struct numoe_plan *plan, FILE *out);
 
 /* ---- memory --------------------------------------------------------------------------------- */
 
+/** What memory is wanted. */
+struct numoe_memory_request {
+    size_t size;
+    uint64_t bytes;
+    uint32_t os_node; /**< OS index, or NUMOE_NONE: anywhere, whatever the policy */
+    enum numoe_memory_policy policy;
+    const uint32_t *nodes; /**< OS indices; PREFERRED: nodes as good as os_node, INTERLEAVE: nodes
+                              to spread over. NULL: os_node alone */
+    uint32_t node_count;
+    bool strict; /**< fail with -EPERM, -ENOSYS or -EINVAL when the policy is denied; else go on
+                      without one, say so through log, and show it in the report */
+    bool spill;  /**< BIND: what the node has no room for goes elsewhere, and is shown in the
+                      report; else it is -ENOMEM */
+    const struct numoe_log *log; /**< NULL: nothing is said; give it for the first of many ranges */
+};
+
+#define NUMOE_MEMORY_REQUEST_INIT                                                                  \
+    {                                                                                              \
+        .size = sizeof(struct numoe_memory_request), .os_node = NUMOE_NONE                         \
+    }
+
 /** How memory was in fact obtained. */
 struct numoe_memory_report {
     uint64_t bytes;
-    uint64_t huge_bytes;   /**< on 2 MiB pages: hugetlb, or transparent as far as can be read */
-    uint64_t placed_bytes; /**< of pages that were checked, on the wanted node */
+    uint64_t huge_bytes;   /**< on pages of 2 MiB or 1 GiB: hugetlb, or transparent as far as can
+                                be read */
+    uint64_t giant_bytes;  /**< of these, on pages of 1 GiB */
+    uint64_t placed_bytes; /**< of pages that were checked, on a wanted node */
     uint64_t checked_bytes;
-    bool bound;     /**< the node policy was accepted by the kernel */
-    int bind_errno; /**< why not (EPERM, ENOSYS, EINVAL), else 0 */
+    uint64_t spilled_bytes; /**< of parts that the node had no room for */
+    bool bound;             /**< the policy was accepted by the kernel */
+    int bind_errno;         /**< why not (EPERM, ENOSYS, EINVAL), else 0 */
 };
 
 struct numoe_memory; /* one range of memory on one node */
 
 /**
- * Reserve memory on a node: an explicit binding of this range, never of the process. Free memory
- * of the node and what the cgroup grants are checked first. Pages are populated later, by
- * numoe_memory_populate or on first touch; only when the node's pool of 2 MiB pages has room for
- * all of the range is it taken from there, and then made resident before this returns.
- * Address and length are multiples of 2 MiB; the memory is zero.
- * @param os_node  OS index, or NUMOE_NONE for no binding
- * @param strict   fail with -EPERM/-ENOSYS when the binding is denied; else go on unbound,
- *                 say so once through log (NULL: not at all; give it for the first of many
- *                 ranges only), and show it in the report
- * @return 0; -ENOMEM with node, need and have; -EINVAL
+ * Reserve memory on a node: a policy of this range, never of the process. Free memory of the node
+ * and what the cgroup grants are checked first. As much as the node's pools of 1 GiB and 2 MiB
+ * pages hold is taken from there and is resident when this returns; the rest is populated later,
+ * by numoe_memory_populate or on first touch, on transparent huge pages where the kernel has them.
+ * The address is a multiple of 2 MiB; the memory is zero.
+ * @return 0 (free with numoe_memory_destroy); -ENOMEM with node, need and have; -EINVAL
  */
-int numoe_memory_create(uint32_t os_node, uint64_t bytes, bool strict, const struct numoe_log *log,
-                        struct numoe_memory **memory, struct numoe_error *error);
+int numoe_memory_create(const struct numoe_memory_request *request, struct numoe_memory **memory,
+                        struct numoe_error *error);
 void *numoe_memory_address(const struct numoe_memory *memory);
 uint64_t numoe_memory_bytes(const struct numoe_memory *memory);
 
 /**
  * Make [offset, offset + bytes) resident, checking node and cgroup headroom before each chunk so
- * that a full node is an error and not a kill. Any thread; several ranges at once.
+ * that a full node is an error (or, with spill, goes on elsewhere) and not a kill. Any thread;
+ * several ranges at once.
  * @return 0 or -ENOMEM with error filled
  */
 int numoe_memory_populate(struct numoe_memory *memory, uint64_t offset, uint64_t bytes,

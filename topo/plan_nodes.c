@@ -132,7 +132,10 @@ static int fill(struct plan_build *build, const bool *used, uint32_t count,
     for (uint32_t i = 0; i < machine->node_count; i++) {
         const struct numoe_node *node = &machine->nodes[i];
         struct numoe_plan_node *place = &plan->nodes[plan->node_count];
-        uint64_t have = machine->live ? node->free_bytes : node->capacity_bytes;
+        /* pools of huge pages are weights' as much as free memory is */
+        uint64_t have = machine->live ? node->free_bytes + (node->huge_2m_free << 21) +
+                                            (node->huge_1g_free << 30)
+                                      : node->capacity_bytes;
         uint64_t keep = kept_free(build, node);
 
         if (!used[i])

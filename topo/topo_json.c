@@ -90,6 +90,7 @@ static json_t *json_node(const struct numoe_machine *machine, uint32_t i)
     topo_json_set(&object, "capacity_bytes", topo_json_number(node->capacity_bytes));
     topo_json_set(&object, "free_bytes", topo_json_number(node->free_bytes));
     topo_json_set(&object, "huge_2m_free", topo_json_number(node->huge_2m_free));
+    topo_json_set(&object, "huge_1g_free", topo_json_number(node->huge_1g_free));
     topo_json_set(&object, "bandwidth_mbs", topo_json_number(node->bandwidth_mbs));
     return object;
 }

@@ -93,6 +93,7 @@ static void node_memory(struct numoe_machine *machine, struct numoe_node *node, 
     node->free_bytes =
         memory.free_bytes < memory.total_bytes ? memory.free_bytes : memory.total_bytes;
     node->huge_2m_free = memory.huge_2m_free;
+    node->huge_1g_free = memory.huge_1g_free;
 }
 
 void topo_live_memory(struct numoe_machine *machine)

@@ -35,6 +35,7 @@ static json_t *save_nodes(const struct numoe_machine *machine)
         topo_json_set(&object, "capacity_bytes", topo_json_number(node->capacity_bytes));
         topo_json_set(&object, "free_bytes", topo_json_number(node->free_bytes));
         topo_json_set(&object, "huge_2m_free", topo_json_number(node->huge_2m_free));
+        topo_json_set(&object, "huge_1g_free", topo_json_number(node->huge_1g_free));
         topo_json_set(&object, "bandwidth_mbs", topo_json_number(node->bandwidth_mbs));
         topo_json_append(&array, object);
     }

@@ -197,6 +197,8 @@ static void read_nodes(struct reader *reader, const json_t *root)
         node->capacity_bytes = number(reader, object, "capacity_bytes", most_bytes - 1);
         node->free_bytes = number(reader, object, "free_bytes", node->capacity_bytes);
         node->huge_2m_free = number(reader, object, "huge_2m_free", most_bytes >> 21);
+        if (json_object_get(object, "huge_1g_free")) /* absent from the first files */
+            node->huge_1g_free = number(reader, object, "huge_1g_free", most_bytes >> 30);
         node->bandwidth_mbs = number(reader, object, "bandwidth_mbs", most_mbs - 1);
         if (reader->rc)
             return;

@@ -85,11 +85,11 @@ static uint64_t field_or_zero(const char *text, const char *name)
     return field(text, name, &bytes) ? bytes : 0;
 }
 
-static uint64_t huge_pages(const char *directory)
+static uint64_t huge_pages(const char *directory, const char *kilobytes)
 {
     char path[PATH_MAX], text[64];
 
-    snprintf(path, sizeof path, "%s/hugepages/hugepages-2048kB/free_hugepages", directory);
+    snprintf(path, sizeof path, "%s/hugepages/hugepages-%skB/free_hugepages", directory, kilobytes);
     if (topo_read_text(path, text, sizeof text) < 0)
         return 0;
     return strtoull(text, NULL, 10);
@@ -108,7 +108,8 @@ bool topo_system_node(const char *root, uint32_t os_index, struct topo_node_memo
     memory->free_bytes += field_or_zero(text, "Active(file)");
     memory->free_bytes += field_or_zero(text, "Inactive(file)");
     memory->free_bytes += field_or_zero(text, "SReclaimable");
-    memory->huge_2m_free = huge_pages(directory);
+    memory->huge_2m_free = huge_pages(directory, "2048");
+    memory->huge_1g_free = huge_pages(directory, "1048576");
     return true;
 }
 
@@ -124,7 +125,8 @@ bool topo_system_memory(const char *root, struct topo_node_memory *memory)
         memory->free_bytes = field_or_zero(text, "MemFree") + field_or_zero(text, "Active(file)") +
                              field_or_zero(text, "Inactive(file)");
     snprintf(path, sizeof path, "%s/sys/kernel/mm", root);
-    memory->huge_2m_free = huge_pages(path);
+    memory->huge_2m_free = huge_pages(path, "2048");
+    memory->huge_1g_free = huge_pages(path, "1048576");
     return true;
 }
 

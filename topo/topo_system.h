@@ -16,8 +16,8 @@
 
 struct topo_node_memory {
     uint64_t total_bytes;
-    uint64_t free_bytes; /* free, file cache and reclaimable slab */
-    uint64_t huge_2m_free;
+    uint64_t free_bytes;                 /* free, file cache and reclaimable slab */
+    uint64_t huge_2m_free, huge_1g_free; /* pages in the pools; not part of free_bytes */
 };
 
 /* Memory of one node. @return false when the system does not tell */

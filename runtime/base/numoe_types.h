@@ -35,6 +35,16 @@ enum numoe_gpu_mode {
     NUMOE_GPU_FORCE = 2 /**< when one is there */
 };
 
+/** Where the pages of memory that was asked for on a node may lie. */
+enum numoe_memory_policy {
+    NUMOE_MEMORY_BIND = 0,      /**< on that node and nowhere else */
+    NUMOE_MEMORY_PREFERRED = 1, /**< there, or on nodes that share its channels, while they have
+                                     room; then where the kernel finds some */
+    NUMOE_MEMORY_LOCAL = 2,     /**< on the node of the CPU that touches them first: a worker of
+                                     that node, unless another is ahead of it */
+    NUMOE_MEMORY_INTERLEAVE = 3 /**< page by page over all nodes that are used */
+};
+
 /** Activation functions, all in fp32. sigmoid(v) = 1 / (1 + exp(-v)). */
 enum numoe_activation_kind {
     /** g sigmoid(g) u */

@@ -45,10 +45,12 @@ static int round_of_threads(void)
 {
     pthread_t threads[THREADS];
     struct job jobs[THREADS];
+    struct numoe_memory_request request = NUMOE_MEMORY_REQUEST_INIT;
     struct numoe_memory *memory;
     int failed = 0;
 
-    if (numoe_memory_create(NUMOE_NONE, THREADS * (uint64_t)PART, false, NULL, &memory, NULL))
+    request.bytes = THREADS * (uint64_t)PART;
+    if (numoe_memory_create(&request, &memory, NULL))
         return 1;
     for (uint64_t i = 0; i < THREADS; i++) {
         jobs[i] = (struct job){memory, i, 0};

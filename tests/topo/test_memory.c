@@ -37,6 +37,18 @@ static uint32_t first_node(void)
     return os;
 }
 
+static int create(uint32_t os_node, uint64_t bytes, bool strict, const struct numoe_log *log,
+                  struct numoe_memory **memory, struct numoe_error *error)
+{
+    struct numoe_memory_request request = NUMOE_MEMORY_REQUEST_INIT;
+
+    request.os_node = os_node;
+    request.bytes = bytes;
+    request.strict = strict;
+    request.log = log;
+    return numoe_memory_create(&request, memory, error);
+}
+
 Test(memory_node, bound_resident_and_verified)
 {
     struct numoe_error error = NUMOE_ERROR_INIT;
@@ -46,8 +58,7 @@ Test(memory_node, bound_resident_and_verified)
     uint32_t node = first_node();
     unsigned char *data;
 
-    cr_assert_eq(numoe_memory_create(node, bytes, false, NULL, &memory, &error), 0, "%s",
-                 error.message);
+    cr_assert_eq(create(node, bytes, false, NULL, &memory, &error), 0, "%s", error.message);
     data = numoe_memory_address(memory);
     cr_assert_eq((uintptr_t)data % (2 * MIB), 0);
     cr_assert_eq(numoe_memory_bytes(memory), bytes);
@@ -73,8 +84,8 @@ Test(memory_node, nothing_is_resident_before_populate)
     struct numoe_memory_report report;
     struct numoe_memory *memory;
 
-    cr_assert_eq(numoe_memory_create(NUMOE_NONE, 64 * MIB, true, NULL, &memory, NULL), 0);
-    if (memory->hugetlb)
+    cr_assert_eq(create(NUMOE_NONE, 64 * MIB, true, NULL, &memory, NULL), 0);
+    if (memory->pooled_bytes)
         cr_skip_test("the pool of huge pages is not empty here");
     numoe_memory_inspect(memory, &report);
     cr_assert_eq(report.checked_bytes, 0);
@@ -87,21 +98,103 @@ Test(memory_node, nothing_is_resident_before_populate)
     numoe_memory_destroy(memory);
 }
 
+/* On one node every policy puts pages where they are wanted; the kernel must take each. */
+Test(memory_node, every_policy_is_taken_and_shown)
+{
+    const uint32_t node = first_node();
+
+    for (int policy = NUMOE_MEMORY_BIND; policy <= NUMOE_MEMORY_INTERLEAVE; policy++)
+        for (int listed = 0; listed < 2; listed++) {
+            struct numoe_memory_request request = NUMOE_MEMORY_REQUEST_INIT;
+            struct numoe_error error = NUMOE_ERROR_INIT;
+            struct numoe_memory_report report;
+            struct numoe_memory *memory;
+
+            request.os_node = node;
+            request.bytes = 10 * MIB + 5;
+            request.policy = (enum numoe_memory_policy)policy;
+            request.nodes = listed ? &node : NULL;
+            request.node_count = (uint32_t)listed;
+            cr_assert_eq(numoe_memory_create(&request, &memory, &error), 0, "%s", error.message);
+            cr_assert_eq(numoe_memory_populate(memory, 0, request.bytes, &error), 0, "%s",
+                         error.message);
+            memset(numoe_memory_address(memory), 1, request.bytes);
+            numoe_memory_inspect(memory, &report);
+            if (report.bind_errno)
+                cr_skip_test("memory policies are denied here");
+            cr_expect(report.bound, "policy %d", policy);
+            cr_expect_gt(report.checked_bytes, 0);
+            if (policy != NUMOE_MEMORY_LOCAL || memory->single_node)
+                cr_expect_eq(report.placed_bytes, report.checked_bytes, "policy %d", policy);
+            cr_expect_eq(report.spilled_bytes, 0);
+            numoe_memory_destroy(memory);
+        }
+}
+
+/* What is neither on the node nor elsewhere cannot be spilled. */
+Test(memory_node, spilling_ends_with_the_machine)
+{
+    struct numoe_memory_request request = NUMOE_MEMORY_REQUEST_INIT;
+    struct numoe_error error = NUMOE_ERROR_INIT;
+    struct numoe_memory_report report;
+    struct numoe_memory *memory;
+
+    request.os_node = first_node();
+    request.bytes = 4 * MIB;
+    request.spill = true;
+    cr_assert_eq(numoe_memory_create(&request, &memory, &error), 0, "%s", error.message);
+    if (memory->pooled_bytes)
+        cr_skip_test("the pool of huge pages is not empty here");
+    atomic_store(&memory->pending, (uint64_t)1 << 50);
+    cr_expect_eq(numoe_memory_populate(memory, 0, 4 * MIB, &error), -ENOMEM);
+    numoe_memory_inspect(memory, &report);
+    cr_expect_eq(report.spilled_bytes, 0);
+    atomic_store(&memory->pending, 0);
+    cr_expect_eq(numoe_memory_populate(memory, 0, 4 * MIB, &error), 0, "%s", error.message);
+    numoe_memory_destroy(memory);
+    request.bytes = (uint64_t)1 << 46;
+    cr_expect_eq(numoe_memory_create(&request, &memory, &error), -ENOMEM);
+    cr_expect(strstr(error.message, "the machine has"), "%s", error.message);
+}
+
+/* A pool that holds a part of the range gives that part; the rest is ordinary memory. */
+Test(memory_node, pools_are_taken_as_far_as_they_hold)
+{
+    struct topo_node_memory have;
+    struct numoe_memory_report report;
+    struct numoe_memory *memory;
+    uint64_t bytes;
+
+    if (!topo_system_memory("", &have) || !have.huge_2m_free)
+        cr_skip_test("no pages of 2 MiB are reserved here");
+    bytes = (have.huge_2m_free + 3) * MEMORY_HUGE_PAGE - 7;
+    cr_assert_eq(create(NUMOE_NONE, bytes, false, NULL, &memory, NULL), 0);
+    cr_expect_eq(memory->pooled_bytes - memory->giant_bytes, have.huge_2m_free * MEMORY_HUGE_PAGE);
+    cr_assert_eq(numoe_memory_populate(memory, 0, bytes, NULL), 0);
+    memset(numoe_memory_address(memory), 1, bytes);
+    numoe_memory_inspect(memory, &report);
+    cr_expect_geq(report.huge_bytes, memory->pooled_bytes);
+    cr_expect_gt(report.checked_bytes, 0);
+    numoe_memory_destroy(memory);
+    cr_assert(topo_system_memory("", &have));
+    cr_expect_eq(have.huge_2m_free * MEMORY_HUGE_PAGE,
+                 bytes / MEMORY_HUGE_PAGE * MEMORY_HUGE_PAGE - 2 * MEMORY_HUGE_PAGE,
+                 "the pool has its pages back");
+}
+
 Test(memory_node, bad_ranges_and_nodes_are_refused)
 {
     struct numoe_error error = NUMOE_ERROR_INIT;
     struct numoe_memory *memory = NULL;
 
-    cr_assert_eq(numoe_memory_create(NUMOE_NONE, 0, false, NULL, &memory, &error), -EINVAL);
-    cr_assert_eq(numoe_memory_create(1024, MIB, false, NULL, &memory, &error), -EINVAL);
+    cr_assert_eq(create(NUMOE_NONE, 0, false, NULL, &memory, &error), -EINVAL);
+    cr_assert_eq(create(1024, MIB, false, NULL, &memory, &error), -EINVAL);
     cr_assert_str_eq(error.where, "node 1024");
-    cr_assert_eq(numoe_memory_create(NUMOE_NONE, UINT64_MAX, false, NULL, &memory, &error),
-                 -ENOMEM);
-    cr_assert_eq(numoe_memory_create(NUMOE_NONE, 1ull << 46, false, NULL, &memory, &error),
-                 -ENOMEM);
+    cr_assert_eq(create(NUMOE_NONE, UINT64_MAX, false, NULL, &memory, &error), -ENOMEM);
+    cr_assert_eq(create(NUMOE_NONE, 1ull << 46, false, NULL, &memory, &error), -ENOMEM);
     cr_assert(error.message[0]);
     cr_assert_null(memory);
-    cr_assert_eq(numoe_memory_create(NUMOE_NONE, 100, false, NULL, &memory, NULL), 0);
+    cr_assert_eq(create(NUMOE_NONE, 100, false, NULL, &memory, NULL), 0);
     cr_assert_eq(numoe_memory_populate(memory, 50, 51, &error), -EINVAL);
     cr_assert_eq(numoe_memory_populate(memory, UINT64_MAX, 2, &error), -EINVAL);
     cr_assert_eq(numoe_memory_populate(memory, 100, 0, &error), 0);
@@ -117,7 +210,7 @@ Test(memory_node, more_than_the_node_has_is_an_error_with_numbers)
     uint32_t node = machine->nodes[0].os_index;
     uint64_t bytes = machine->nodes[0].capacity_bytes * 2;
 
-    cr_assert_eq(numoe_memory_create(node, bytes, false, NULL, &memory, &error), -ENOMEM);
+    cr_assert_eq(create(node, bytes, false, NULL, &memory, &error), -ENOMEM);
     cr_assert(strstr(error.message, "needed on node"), "%s", error.message);
     numoe_machine_free(machine);
 }
@@ -133,8 +226,7 @@ Test(memory_node, a_denied_binding_goes_on_unbound_and_says_so_once)
 
     if (access("/sys/devices/system/node/node1000", F_OK) == 0)
         cr_skip_test("there is a node 1000");
-    cr_assert_eq(numoe_memory_create(1000, 4 * MIB, false, &log, &memory, &error), 0, "%s",
-                 error.message);
+    cr_assert_eq(create(1000, 4 * MIB, false, &log, &memory, &error), 0, "%s", error.message);
     cr_assert_eq(numoe_memory_populate(memory, 0, 4 * MIB, &error), 0, "%s", error.message);
     cr_assert_eq(messages, 1);
     numoe_memory_inspect(memory, &report);
@@ -143,7 +235,7 @@ Test(memory_node, a_denied_binding_goes_on_unbound_and_says_so_once)
     cr_assert_eq(report.placed_bytes, 0);
     numoe_memory_destroy(memory);
     memory = NULL;
-    cr_assert(numoe_memory_create(1000, 4 * MIB, true, &log, &memory, &error) < 0);
+    cr_assert(create(1000, 4 * MIB, true, &log, &memory, &error) < 0);
     cr_assert(strstr(error.message, "strict"));
     cr_assert_null(memory);
     cr_assert_eq(messages, 1);
@@ -188,8 +280,7 @@ static void run_denied(int error_number)
     check_machine(machine);
     cr_assert(machine->nodes[0].pu_count > 0);
     numoe_machine_free(machine);
-    cr_assert_eq(numoe_memory_create(node, 10 * MIB, false, &log, &memory, &error), 0, "%s",
-                 error.message);
+    cr_assert_eq(create(node, 10 * MIB, false, &log, &memory, &error), 0, "%s", error.message);
     cr_assert_eq(messages, 1);
     cr_assert_eq(numoe_memory_populate(memory, 0, 10 * MIB, &error), 0, "%s", error.message);
     numoe_memory_inspect(memory, &report);
@@ -197,7 +288,7 @@ static void run_denied(int error_number)
     cr_assert_eq(report.bind_errno, error_number);
     cr_assert_eq(report.checked_bytes, 0);
     numoe_memory_destroy(memory);
-    cr_assert_eq(numoe_memory_create(node, 10 * MIB, true, &log, &memory, &error), -error_number);
+    cr_assert_eq(create(node, 10 * MIB, true, &log, &memory, &error), -error_number);
     cr_assert_eq(messages, 1);
 }
 
@@ -219,7 +310,7 @@ Test(memory_node, an_old_kernel_touches_page_by_page)
     unsigned char *data;
 
     deny(SYS_madvise, EINVAL, 23);
-    cr_assert_eq(numoe_memory_create(NUMOE_NONE, 20 * MIB, false, NULL, &memory, NULL), 0);
+    cr_assert_eq(create(NUMOE_NONE, 20 * MIB, false, NULL, &memory, NULL), 0);
     data = numoe_memory_address(memory);
     data[4096] = 77;
     cr_assert_eq(numoe_memory_populate(memory, 0, 20 * MIB, &error), 0, "%s", error.message);
@@ -239,7 +330,7 @@ Test(memory_node, a_full_cgroup_is_an_error_and_not_a_kill)
     FILE *file;
 
     cr_assert(mkdtemp(directory));
-    cr_assert_eq(numoe_memory_create(NUMOE_NONE, 256ull * MIB, false, NULL, &memory, NULL), 0);
+    cr_assert_eq(create(NUMOE_NONE, 256ull * MIB, false, NULL, &memory, NULL), 0);
     topo_cgroup_free(&memory->cgroup);
     memory->cgroup.memory[0] = strdup(directory);
     memory->cgroup.memory_v2[0] = true;
@@ -287,7 +378,7 @@ Test(memory_node, several_threads_populate_at_once)
     struct numoe_memory *memory;
     unsigned char resident[200 * MIB / 4096];
 
-    cr_assert_eq(numoe_memory_create(first_node(), 200ull * MIB, false, NULL, &memory, NULL), 0);
+    cr_assert_eq(create(first_node(), 200ull * MIB, false, NULL, &memory, NULL), 0);
     for (int i = 0; i < THREADS; i++) {
         jobs[i] = (struct populate_job){memory, (uint64_t)i * 50 * MIB, 50 * MIB, -1};
         cr_assert_eq(pthread_create(&threads[i], NULL, populate_thread, &jobs[i]), 0);
