@@ -212,6 +212,8 @@ void numoe_close(struct numoe *context)
     if (context->pool)
         numoe_pool_destroy(context->pool);
     numoe_schedule_free(&context->schedule);
+    numoe_schedule_free(&context->later[0]);
+    numoe_schedule_free(&context->later[1]);
     numoe_plan_free(context->plan);
     numoe_machine_free(context->machine);
     pthread_mutex_destroy(&context->turn);

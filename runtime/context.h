@@ -18,6 +18,12 @@
  * submission releases it between numoe_submit and numoe_wait and leaves `pending` set. Whoever
  * takes the turn next finishes a pending submission first, so nobody waits for a thread that may
  * itself be waiting; its result stays in pending_result for numoe_wait.
+ *
+ * Deferred experts: later[later_at] is laid out with the call that defers (later_model set,
+ * later_built), its records are made when that call is done, and its lanes run as a submitted job
+ * of their own (later_running) while nobody holds the turn. Whoever takes the turn next waits for
+ * that job before giving the pool another. The rows stay until the model's next call, which reads
+ * them as schedule.late and lays out its own deferred experts in the other of the two.
  */
 struct numoe {
     struct numoe_machine *machine;
@@ -44,6 +50,12 @@ struct numoe {
     uint64_t pending_since;
     struct numoe_result pending_result;
     uint64_t next_ticket;
+
+    struct numoe_schedule later[2];
+    unsigned later_at;
+    struct numoe_model *later_model; /* whose next call gets the rows; NULL: none wait */
+    bool later_built, later_running;
+    uint64_t later_ticket;
 
     atomic_uint_fast64_t calls, tokens, pairs, skipped, missing, expert_bytes, nanoseconds;
     atomic_uint_fast64_t workspace_bytes, gpu_calls, gpu_tokens;

@@ -39,12 +39,35 @@ static void give_result(const struct numoe_result *from, struct numoe_result *to
     to->size = size;
 }
 
+/* Turn held, and the call that deferred experts is done, all but them: start these. */
+static void start_later(struct numoe *context)
+{
+    struct numoe_pool_job records, lanes;
+
+    if (!context->later_built)
+        return;
+    context->later_built = false;
+    numoe_schedule_deferred_jobs(&context->later[context->later_at], &records, &lanes);
+    /* neither fails: the jobs are sound, and this is no item of the pool nor a forked process */
+    numoe_pool_run(context->pool, &records);
+    context->later_running = numoe_pool_submit(context->pool, &lanes, &context->later_ticket) == 0;
+}
+
+/* Turn held. The pool is free when this returns. */
+static void finish_later(struct numoe *context)
+{
+    if (context->later_running)
+        numoe_pool_wait(context->pool, context->later_ticket);
+    context->later_running = false;
+}
+
 /* Turn held. Finish what numoe_submit left running; its result waits in the schedule. */
 static void finish_pending(struct numoe *context)
 {
     if (!context->pending || context->finished)
         return;
     numoe_pool_wait(context->pool, context->pool_ticket);
+    start_later(context);
     context->finished = true;
     context->pending_result = context->schedule.result;
     add(&context->nanoseconds, numoe_now_ns() - context->pending_since);
@@ -83,6 +106,69 @@ static int prepare(struct numoe *context, uint64_t begin, uint64_t most, struct 
     return 0;
 }
 
+/* Turn held. What deferred experts ask of a call. */
+static int check_later(const struct numoe *context, const struct numoe_model *model,
+                       const struct numoe_batch *batch, struct numoe_error *error)
+{
+    const uint64_t waiting =
+        context->later_model ? context->later[context->later_at].token_count : 0;
+
+    if (batch->tokens == 0)
+        return 0;
+    if (context->later_model == model && waiting != batch->tokens)
+        return numoe_error_set(error, -EINVAL, "deferred",
+                               "deferred experts of %llu tokens wait, and this call has %llu",
+                               (unsigned long long)waiting, (unsigned long long)batch->tokens);
+    if (!batch->deferred)
+        return 0;
+    if (batch->tokens > SCHEDULE_DEFERRED_TOKENS)
+        return numoe_error_set(error, -EINVAL, "deferred", "%llu tokens are more than %d",
+                               (unsigned long long)batch->tokens, SCHEDULE_DEFERRED_TOKENS);
+    if (context->later_model && context->later_model != model)
+        return numoe_error_set(error, -EINVAL, "deferred",
+                               "deferred experts of another model of this context wait");
+    return 0;
+}
+
+/* Turn held. Lay out the deferred experts of a call, beside those that it collects. */
+static int prepare_later(struct numoe *context, struct numoe_model *model, uint64_t layer,
+                         const struct numoe_batch *batch, struct numoe_error *error)
+{
+    struct numoe_schedule *later = &context->later[!context->later_at];
+    int rc;
+
+    later->part = SCHEDULE_DEFERRED;
+    rc = numoe_schedule_begin(later, model, layer, batch);
+    later->token_begin = 0;
+    later->token_count = batch->tokens;
+    if (!rc)
+        rc = numoe_schedule_build(later, numoe_pool_worker_count(context->pool));
+    if (rc)
+        numoe_error_set(error, rc, "workspace", "no memory for the deferred experts");
+    return rc;
+}
+
+/* Turn held, the collecting call laid out for good. Its own deferred experts are the ones that
+ * wait from now on. */
+static void turn_later(struct numoe *context, struct numoe_model *model,
+                       const struct numoe_batch *batch, struct numoe_result *result)
+{
+    const struct numoe_result *later = &context->later[!context->later_at].result;
+
+    if (batch->tokens && context->later_model == model)
+        context->later_model = NULL;
+    if (!batch->tokens || !batch->deferred)
+        return;
+    context->later_at = !context->later_at;
+    context->later_model = model;
+    context->later_built = true;
+    result->pairs += later->pairs;
+    result->deferred = later->pairs;
+    result->missing += later->missing;
+    result->experts_hit += later->experts_hit;
+    result->expert_bytes += later->expert_bytes;
+}
+
 /*
  * Turn held. Run every pass but, when last is given, the last one, whose job is left there; a job
  * without phases says that there is nothing left to run. With several passes all are laid out (and
@@ -99,12 +185,19 @@ static int run_passes(struct numoe *context, struct numoe_model *model, uint64_t
     bool laid_out = false;
     uint64_t first, most;
 
+    s->late =
+        batch->tokens && context->later_model == model ? &context->later[context->later_at] : NULL;
     if (numoe_schedule_begin(s, model, layer, batch))
         return numoe_error_set(error, -ENOMEM, "workspace", "no memory for a mark an expert");
     most = numoe_schedule_pass(s);
     if (last)
         last->phase_count = 0;
-    first = numoe_gpu_run(s);
+    if (batch->deferred && batch->tokens) {
+        int rc = prepare_later(context, model, layer, batch, error);
+        if (rc)
+            return rc;
+    }
+    first = batch->deferred || s->late ? 0 : numoe_gpu_run(s);
     if (batch->tokens - first > most) {
         for (uint64_t begin = first; begin < batch->tokens; begin += s->token_count) {
             int rc = prepare(context, begin, most, &job, error);
@@ -128,6 +221,7 @@ static int run_passes(struct numoe *context, struct numoe_model *model, uint64_t
     }
     if (laid_out)
         s->result = total;
+    turn_later(context, model, batch, &s->result);
     return 0;
 }
 
@@ -159,8 +253,13 @@ int numoe_forward(struct numoe_model *model, uint64_t layer, const struct numoe_
     context = model->context;
     pthread_mutex_lock(&context->turn);
     finish_pending(context);
-    rc = run_passes(context, model, layer, &copy, NULL, error);
+    rc = check_later(context, model, &copy, error);
     if (!rc) {
+        finish_later(context);
+        rc = run_passes(context, model, layer, &copy, NULL, error);
+    }
+    if (!rc) {
+        start_later(context);
         count_call(context, &context->schedule);
         add(&context->nanoseconds, numoe_now_ns() - since);
         give_result(&context->schedule.result, result);
@@ -188,16 +287,24 @@ int numoe_submit(struct numoe_model *model, uint64_t layer, const struct numoe_b
         rc = numoe_error_set(error, -EAGAIN, "submit", "a submission is outstanding");
         goto out;
     }
+    rc = check_later(context, model, &copy, error);
+    if (rc)
+        goto out;
+    finish_later(context);
     rc = run_passes(context, model, layer, &copy, &job, error);
     if (rc)
         goto out;
     context->finished = job.phase_count == 0;
     if (context->finished) {
+        start_later(context);
         context->pending_result = context->schedule.result;
     } else {
         rc = numoe_pool_submit(context->pool, &job, &context->pool_ticket);
         if (rc) {
             numoe_error_set(error, rc, "workers", "could not take the job");
+            if (context->later_built)
+                context->later_model = NULL;
+            context->later_built = false;
             goto out;
         }
     }
@@ -243,6 +350,10 @@ void numoe_context_forget(struct numoe_model *model)
     if (context->pending && context->pending_model == model) {
         finish_pending(context);
         context->pending = false;
+    }
+    if (context->later_model == model) {
+        finish_later(context);
+        context->later_model = NULL;
     }
     pthread_mutex_unlock(&context->turn);
 }

@@ -257,6 +257,13 @@ struct numoe_batch {
                               written; else it is skipped and counted */
     float scale;         /**< times the sum; 1 from the initializer */
     const uint8_t *elsewhere; /**< NULL, or one byte an expert: nonzero = held elsewhere, skipped */
+    /** NULL, or one byte an expert, read during the call: nonzero = deferred. What such experts
+     *  give is left out of out; it is computed after the call returned, while the caller does
+     *  something else (attention, say), and joins the sums of the model's next call, before that
+     *  call's scale. That call may be on any layer and must have as many tokens (-EINVAL); one
+     *  with ids of -1 alone and add collects what waits. x is not needed after the call. Such
+     *  calls, and those that collect, are computed by the CPU; at most 64 tokens defer. */
+    const uint8_t *deferred;
 };
 
 #define NUMOE_BATCH_INIT                                                                           \
@@ -273,6 +280,7 @@ struct numoe_result {
     uint64_t expert_bytes; /**< bytes of experts read from memory at least once */
     uint64_t pairs;        /**< (token, slot) entries computed */
     uint64_t gpu_tokens; /**< tokens that a GPU computed: all, or none, or those before it failed */
+    uint64_t deferred;   /**< of pairs, computed after the call */
 };
 
 #define NUMOE_RESULT_INIT                                                                          \

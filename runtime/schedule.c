@@ -532,6 +532,17 @@ static int lay_out(struct build *b)
     return 0;
 }
 
+/* Whether an entry is for this schedule to look at. */
+static bool concerns(const struct numoe_schedule *s, int64_t id)
+{
+    const struct numoe_batch *batch = &s->batch;
+    const bool known = (uint64_t)id < s->model->desc.experts;
+
+    if (id < 0 || (known && batch->elsewhere && batch->elsewhere[id]))
+        return false;
+    return (known && batch->deferred && batch->deferred[id]) == (s->part == SCHEDULE_DEFERRED);
+}
+
 /* Count experts and sort (token, weight) by expert; equal ids of a token become one entry. */
 static int collect(struct build *b, uint32_t *count, uint32_t *last)
 {
@@ -548,7 +559,7 @@ static int collect(struct build *b, uint32_t *count, uint32_t *last)
     for (uint64_t t = 0; t < s->token_count; t++)
         for (uint64_t j = 0; j < K; j++) {
             const int64_t id = numoe_batch_id(batch, (s->token_begin + t) * K + j);
-            if (id < 0 || (batch->elsewhere && (uint64_t)id < E && batch->elsewhere[id]))
+            if (!concerns(s, id))
                 continue;
             if ((uint64_t)id >= E) {
                 s->result.skipped++;
@@ -591,8 +602,7 @@ static int collect(struct build *b, uint32_t *count, uint32_t *last)
         for (uint64_t j = 0; j < K; j++) {
             const uint64_t at = (s->token_begin + t) * K + j;
             const int64_t id = numoe_batch_id(batch, at);
-            if (id < 0 || (uint64_t)id >= E || !(state[id] & EXPERT_PRESENT) ||
-                (batch->elsewhere && batch->elsewhere[id]))
+            if (!concerns(s, id) || (uint64_t)id >= E || !(state[id] & EXPERT_PRESENT))
                 continue;
             if (last[id] == t + 1) {
                 b->pair_weight[count[id] - 1] += batch->weights[at];
@@ -605,15 +615,17 @@ static int collect(struct build *b, uint32_t *count, uint32_t *last)
     return 0;
 }
 
-/* Rows of each token, in the order in which they were made. */
+/* Rows of each token, in the order in which they were made; then those that came late. */
 static int index_rows(struct numoe_schedule *s)
 {
     const uint32_t *row_token = s->memory[MEMORY_ROW_TOKEN].data;
     const uint64_t width = s->model->shape.hidden_tiles * NUMOE_TILE;
+    const uint32_t *late = s->late ? s->late->token_first + s->token_begin : NULL;
+    const uint64_t late_rows = late ? late[s->token_count] - late[0] : 0;
     int rc = renew(s, MEMORY_TOKEN_FIRST, (s->token_count + 2) * sizeof *s->token_first);
 
     if (!rc)
-        rc = renew(s, MEMORY_TOKEN_ROWS, ((uint64_t)s->row_count + 1) * sizeof *s->token_rows);
+        rc = renew(s, MEMORY_TOKEN_ROWS, (s->row_count + late_rows + 1) * sizeof *s->token_rows);
     if (!rc)
         rc = renew(s, MEMORY_ROWS, s->row_count * width * sizeof(float));
     if (rc)
@@ -624,10 +636,15 @@ static int index_rows(struct numoe_schedule *s)
     memset(s->token_first, 0, (s->token_count + 2) * sizeof *s->token_first);
     for (uint32_t r = 0; r < s->row_count; r++)
         s->token_first[row_token[r] + 2]++;
+    for (uint64_t t = 0; late && t < s->token_count; t++)
+        s->token_first[t + 2] += late[t + 1] - late[t];
     for (uint64_t t = 2; t < s->token_count + 2; t++)
         s->token_first[t] += s->token_first[t - 1];
     for (uint32_t r = 0; r < s->row_count; r++)
         s->token_rows[s->token_first[row_token[r] + 1]++] = s->rows + r * width;
+    for (uint64_t t = 0; late && t < s->token_count; t++)
+        for (uint32_t r = late[t]; r < late[t + 1]; r++)
+            s->token_rows[s->token_first[t + 1]++] = s->late->token_rows[r];
     return 0;
 }
 
@@ -676,7 +693,8 @@ static int reserve_work(struct numoe_schedule *s, uint32_t workers)
     int rc;
 
     s->record_stride = k->record_bytes(shape);
-    s->own_records = s->token_count <= SCHEDULE_OWN_TOKENS;
+    /* x is gone by the time that deferred experts are computed */
+    s->own_records = s->part == SCHEDULE_NOW && s->token_count <= SCHEDULE_OWN_TOKENS;
     unit = scratch > page ? page : 4096;
     if (!numoe_round_up_u64(scratch + 1, unit, &scratch) ||
         !numoe_mul_u64(s->own_records ? workers * (uint64_t)SCHEDULE_OWN_TOKENS : s->token_count,
@@ -916,14 +934,30 @@ static void run_combine(void *context, uint32_t item, uint32_t worker)
     numoe_kernels_leave(saved);
 }
 
+static void add_phase(struct numoe_pool_job *job, numoe_pool_fn *run, uint64_t items,
+                      const uint32_t *first)
+{
+    job->phases[job->phase_count++] = (struct numoe_pool_phase){run, (uint32_t)items, first};
+}
+
+static uint64_t record_items(const struct numoe_schedule *s)
+{
+    return (s->token_count + RECORD_TOKENS - 1) / RECORD_TOKENS;
+}
+
 void numoe_schedule_job(struct numoe_schedule *s, struct numoe_pool_job *job)
 {
     *job = (struct numoe_pool_job){.context = s};
     if (!s->own_records)
-        job->phases[job->phase_count++] = (struct numoe_pool_phase){
-            run_records, (uint32_t)((s->token_count + RECORD_TOKENS - 1) / RECORD_TOKENS), NULL};
-    job->phases[job->phase_count++] =
-        (struct numoe_pool_phase){run_lane, s->lane_count, s->lane_first};
-    job->phases[job->phase_count++] =
-        (struct numoe_pool_phase){run_combine, (uint32_t)s->token_count * s->combine_chunks, NULL};
+        add_phase(job, run_records, record_items(s), NULL);
+    add_phase(job, run_lane, s->lane_count, s->lane_first);
+    add_phase(job, run_combine, s->token_count * s->combine_chunks, NULL);
+}
+
+void numoe_schedule_deferred_jobs(struct numoe_schedule *s, struct numoe_pool_job *records,
+                                  struct numoe_pool_job *lanes)
+{
+    *records = *lanes = (struct numoe_pool_job){.context = s};
+    add_phase(records, run_records, record_items(s), NULL);
+    add_phase(lanes, run_lane, s->lane_count, s->lane_first);
 }

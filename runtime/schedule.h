@@ -37,8 +37,16 @@ struct grow {
     size_t bytes;
 };
 
+/* Which entries of a batch a schedule computes. */
+enum schedule_part {
+    SCHEDULE_NOW,     /* those of experts that are not deferred */
+    SCHEDULE_DEFERRED /* the others: rows only, which a later schedule adds up */
+};
+
 struct numoe_schedule {
     /* the call */
+    enum schedule_part part;
+    const struct numoe_schedule *late; /* NULL, or whose rows join the sums, token by token */
     struct numoe_model *model;
     uint64_t layer;
     struct numoe_batch batch;
@@ -70,7 +78,7 @@ struct numoe_schedule {
 };
 
 /* Up to so many tokens each worker quantises for itself instead of meeting at a barrier. */
-enum { SCHEDULE_OWN_TOKENS = 4 };
+enum { SCHEDULE_OWN_TOKENS = 4, SCHEDULE_DEFERRED_TOKENS = 64 };
 
 /* Check a batch's pointers, sizes and (strict) ids. Returns 0 or -EINVAL with error filled. */
 int numoe_schedule_check(const struct numoe_model *model, uint64_t layer,
@@ -101,6 +109,10 @@ int numoe_schedule_build(struct numoe_schedule *schedule, uint32_t workers);
 
 /* The job that computes the pass. schedule is the job's context. */
 void numoe_schedule_job(struct numoe_schedule *schedule, struct numoe_pool_job *job);
+
+/* The two jobs of a deferred schedule: records, which need the batch's x, and the rest. */
+void numoe_schedule_deferred_jobs(struct numoe_schedule *schedule, struct numoe_pool_job *records,
+                                  struct numoe_pool_job *lanes);
 
 void numoe_schedule_free(struct numoe_schedule *schedule);
 
