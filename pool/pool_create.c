@@ -243,6 +243,7 @@ static void free_memory(struct numoe_pool *pool)
 {
     if (pool->alive)
         munmap((void *)pool->alive, pool->alive_size);
+    numoe_pool_trees_destroy(pool);
     numoe_pool_kins_destroy(pool);
     free(pool->mask_pinned);
     free(pool->mask_saved);
@@ -251,7 +252,7 @@ static void free_memory(struct numoe_pool *pool)
     free(pool);
 }
 
-static void *zeroed_lines(size_t size)
+void *numoe_pool_lines(size_t size)
 {
     void *memory = aligned_alloc(NUMOE_POOL_LINE, size);
 
@@ -296,7 +297,7 @@ int numoe_pool_create(const struct numoe_pool_config *config, struct numoe_pool 
         return rc;
 
     rc = -ENOMEM;
-    pool = zeroed_lines(sizeof *pool);
+    pool = numoe_pool_lines(sizeof *pool);
     if (!pool)
         goto no_memory;
     pool->worker_count = taken.worker_count;
@@ -310,7 +311,7 @@ int numoe_pool_create(const struct numoe_pool_config *config, struct numoe_pool 
     atomic_store_explicit(&pool->spin_ns, taken.spin_ns, memory_order_relaxed);
     atomic_store_explicit(&pool->awake_limit, UINT32_MAX, memory_order_relaxed);
 
-    pool->workers = zeroed_lines(taken.worker_count * sizeof *pool->workers);
+    pool->workers = numoe_pool_lines(taken.worker_count * sizeof *pool->workers);
     pool->first =
         calloc((size_t)NUMOE_POOL_MAX_PHASES * (taken.worker_count + 1), sizeof *pool->first);
     if (!pool->workers || !pool->first || size_masks(pool))
@@ -319,7 +320,7 @@ int numoe_pool_create(const struct numoe_pool_config *config, struct numoe_pool 
         pool->workers[w].pool = pool;
         pool->workers[w].os_cpu = taken.workers ? taken.workers[w].os_cpu : UINT32_MAX;
     }
-    if (numoe_pool_kins_create(pool, taken.workers))
+    if (numoe_pool_kins_create(pool, taken.workers) || numoe_pool_trees_create(pool, taken.workers))
         goto free_pool;
     if (taken.pin_caller && pool->workers[0].os_cpu != UINT32_MAX) {
         /* Past the mask, the mask stays empty and pinning is refused with EINVAL, as it should. */

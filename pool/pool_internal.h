@@ -11,7 +11,8 @@
  *   STOP    all ones: the threads end.
  *
  * seq only grows. It is written by one thread at a time: by the submitter while closed (it holds
- * the seat), else by the finisher, the worker whose count of finished items completes the phase.
+ * the seat), else by the finisher, the worker whose count of finished items completes the phase
+ * (pool_tree.c).
  *
  * Who may touch what
  *   job data (context, slots, first)   written by the submitter while closed; read by anyone as a
@@ -23,9 +24,7 @@
  *                                      less to `number`. 64 bits, never falls: no ABA.
  *   worker.range                       pool_range.h
  *   worker.state, sleepers             pool_park.c
- *   finished                           items finished, ever, modulo 2^32; added to in batches.
- *                                      The add that reaches the phase's target makes its thread
- *                                      the finisher. acq_rel: the finisher has seen all items.
+ *   joins                              pool_tree.c
  *   seat (pool_turn.c)                 who is worker 0; guards base and worker 0's own fields
  *
  * Why nothing is run twice, missed, or run with another job's data
@@ -59,6 +58,7 @@ enum {
     NUMOE_POOL_TICKETS = 256, /* tickets whose second wait is told from the first */
     NUMOE_POOL_RINGS = 5      /* distances: l3, node, domain, package, machine */
 };
+#define NUMOE_POOL_NO_PARENT UINT32_MAX
 #define NUMOE_POOL_STOP UINT64_MAX
 
 _Static_assert(NUMOE_POOL_MAX_PHASES == 8, "phase numbers use three bits");
@@ -79,9 +79,11 @@ struct numoe_pool_worker_slot {
 
     /* Rarely written: publishers look at it each time and should hit their own cache. */
     alignas(NUMOE_POOL_LINE) _Atomic uint32_t state;
-    uint32_t os_cpu; /* UINT32_MAX: not pinned */
-    uint32_t kin;    /* which list of victims */
-    int name_errno;  /* before `started` is counted */
+    uint32_t os_cpu;                 /* UINT32_MAX: not pinned */
+    uint32_t kin;                    /* which list of victims */
+    uint32_t leaf;                   /* of the join tree, where this worker's share is counted */
+    uint32_t wake_begin, wake_count; /* whom it wakes: places in pool->wake_order */
+    int name_errno;                  /* before `started` is counted */
     struct numoe_pool *pool;
     pthread_t thread;
 };
@@ -93,16 +95,23 @@ struct numoe_pool_kin {
     uint16_t *order;
 };
 
+/* A counter of the join tree, and where it is in the tree, which is constant and read more often.
+ */
+struct numoe_pool_join {
+    alignas(NUMOE_POOL_LINE) _Atomic uint32_t finished;
+};
+struct numoe_pool_branch {
+    uint32_t begin, end; /* the workers whose shares are counted here or below */
+    uint32_t parent;     /* or NUMOE_POOL_NO_PARENT: all workers */
+};
+
 /* A phase as the workers read it. info: 24 bits items, 3 bits next phase of the job (0: none),
- * flags, and in the upper half the value of `finished` that completes the phase. */
+ * flags. */
 struct numoe_pool_phase_slot {
     _Atomic(numoe_pool_fn *) run;
     _Atomic uint64_t info;
 };
-enum {
-    NUMOE_POOL_INFO_NEXT = 24,
-    NUMOE_POOL_INFO_TARGET = 32,
-};
+enum { NUMOE_POOL_INFO_NEXT = 24 };
 #define NUMOE_POOL_INFO_FIRST ((uint64_t)1 << 27)     /* shares are in pool->first */
 #define NUMOE_POOL_INFO_CROWD ((uint64_t)1 << 28)     /* wake workers without a share as well */
 #define NUMOE_POOL_INFO_SUBMITTED ((uint64_t)1 << 29) /* worker 0 may be absent */
@@ -114,9 +123,6 @@ struct numoe_pool {
     _Atomic(void *) context;
     struct numoe_pool_phase_slot slots[NUMOE_POOL_MAX_PHASES];
 
-    /* Added to by every worker that finishes a batch. */
-    alignas(NUMOE_POOL_LINE) _Atomic uint32_t finished;
-
     /* Written when workers park and wake. */
     alignas(NUMOE_POOL_LINE) _Atomic uint32_t sleepers;
     _Atomic uint32_t started; /* threads that are set up */
@@ -124,8 +130,7 @@ struct numoe_pool {
     /* The seat. */
     alignas(NUMOE_POOL_LINE) _Atomic uint32_t turn_next;
     _Atomic uint32_t turn_now;
-    uint64_t base;          /* of the next job; the pending one, if any, has base - 8 */
-    uint32_t finished_next; /* value of `finished` once all submitted jobs are done */
+    uint64_t base; /* of the next job; the pending one, if any, has base - 8 */
     uint32_t chaos_turn;
     bool pin_told; /* a refused pin of the caller was logged */
 
@@ -137,6 +142,10 @@ struct numoe_pool {
     struct numoe_pool_worker_slot *workers;
     struct numoe_pool_kin *kins;
     uint32_t kin_count;
+    uint32_t leaf_count; /* the leaves of the join tree come first */
+    struct numoe_pool_join *joins;
+    struct numoe_pool_branch *branches; /* as many */
+    uint16_t *wake_order;
     uint32_t threads;              /* running, for destroy */
     _Atomic uint32_t *first;       /* [phase][worker_count + 1] */
     const _Atomic uint32_t *alive; /* a page that is zero in a forked child, or NULL: compare pid */
@@ -160,8 +169,7 @@ struct numoe_pool_view {
     void *context;
     const _Atomic uint32_t *first; /* NULL: equal shares */
     uint32_t items;
-    uint32_t next;   /* phase of this job that follows, 0: none */
-    uint32_t target; /* value of `finished` that completes the phase */
+    uint32_t next; /* phase of this job that follows, 0: none */
     bool crowd, submitted;
 };
 
@@ -171,6 +179,7 @@ struct numoe_pool_hand {
     struct numoe_pool_worker_slot *slot;
     uint32_t worker;
     uint32_t cursor; /* place in the list of victims to look at first */
+    uint32_t leaf;   /* where what was claimed last is counted */
     uint64_t random; /* 0: no chaos */
     struct numoe_pool_view view;
 };
@@ -212,7 +221,6 @@ static inline bool numoe_pool_view_load(struct numoe_pool *pool, uint64_t seq,
     view->seq = seq;
     view->items = (uint32_t)(info & NUMOE_POOL_RANGE_MASK);
     view->next = info >> NUMOE_POOL_INFO_NEXT & (NUMOE_POOL_MAX_PHASES - 1);
-    view->target = (uint32_t)(info >> NUMOE_POOL_INFO_TARGET);
     view->first = info & NUMOE_POOL_INFO_FIRST
                       ? pool->first + (size_t)phase * (pool->worker_count + 1)
                       : NULL;
@@ -221,23 +229,29 @@ static inline bool numoe_pool_view_load(struct numoe_pool *pool, uint64_t seq,
     return true;
 }
 
+/**
+ * The first item of worker's share; for worker_count: all items. Right if seq is the view's
+ * afterwards too, or if the caller holds an item of the phase that is not counted yet.
+ */
+static inline uint32_t numoe_pool_share_begin(const struct numoe_pool *pool,
+                                              const struct numoe_pool_view *view, uint32_t worker)
+{
+    uint64_t count = pool->worker_count;
+
+    if (view->first)
+        return atomic_load_explicit(&view->first[worker], memory_order_acquire);
+    /* Rounded up: the only item of a job is worker 0's, who is there already. */
+    return (uint32_t)(((uint64_t)view->items * worker + count - 1) / count);
+}
+
 /** What worker begins the phase with. @return false: nothing, or the phase is over. */
 static inline bool numoe_pool_share(struct numoe_pool *pool, const struct numoe_pool_view *view,
                                     uint32_t worker, uint32_t *begin, uint32_t *end)
 {
-    uint64_t count = pool->worker_count;
-
-    if (!view->first) {
-        /* Rounded up: the only item of a job is worker 0's, who is there already. */
-        *begin = (uint32_t)(((uint64_t)view->items * worker + count - 1) / count);
-        *end = (uint32_t)(((uint64_t)view->items * (worker + 1) + count - 1) / count);
-    } else {
-        *begin = atomic_load_explicit(&view->first[worker], memory_order_acquire);
-        *end = atomic_load_explicit(&view->first[worker + 1], memory_order_acquire);
-        if (atomic_load_explicit(&pool->seq, memory_order_relaxed) != view->seq)
-            return false;
-    }
-    return *begin < *end;
+    *begin = numoe_pool_share_begin(pool, view, worker);
+    *end = numoe_pool_share_begin(pool, view, worker + 1);
+    return *begin < *end &&
+           (!view->first || atomic_load_explicit(&pool->seq, memory_order_relaxed) == view->seq);
 }
 
 /** Next number of a test's random sequence (xorshift); only with chaos. */
@@ -253,6 +267,9 @@ static inline uint32_t numoe_pool_random(struct numoe_pool_hand *hand)
 }
 
 /* pool_create.c */
+/** Memory of zeros that begins with a cache line; size: whole lines. NULL: none. free() frees it.
+ */
+void *numoe_pool_lines(size_t size);
 void numoe_pool_hand_init(struct numoe_pool_hand *hand, struct numoe_pool *pool, uint32_t worker,
                           uint32_t turn);
 
@@ -264,15 +281,32 @@ void numoe_pool_participate(struct numoe_pool_hand *hand, uint64_t until);
 /** In the seat: help until no job is pending. */
 void numoe_pool_help(struct numoe_pool *pool, uint64_t until);
 
+/* pool_tree.c */
+int numoe_pool_trees_create(struct numoe_pool *pool, const struct numoe_pool_worker *workers);
+void numoe_pool_trees_destroy(struct numoe_pool *pool);
+/** The leaf that counts an item of the phase, one that the caller holds. */
+uint32_t numoe_pool_leaf_of(const struct numoe_pool *pool, const struct numoe_pool_view *view,
+                            uint32_t item);
+/**
+ * Count items of one leaf as finished, which the caller held until now. @return whether that
+ * completes the phase: the caller is its finisher, and has seen all that was done in it.
+ */
+bool numoe_pool_join(struct numoe_pool *pool, const struct numoe_pool_view *view, uint32_t leaf,
+                     uint32_t items);
+
 /* pool_steal.c */
+/** How far two workers are from each other: 0 same L3, 1 node, 2 domain, 3 package, 4 farther. */
+uint32_t numoe_pool_distance(const struct numoe_pool_worker *a, const struct numoe_pool_worker *b);
 int numoe_pool_kins_create(struct numoe_pool *pool, const struct numoe_pool_worker *workers);
 void numoe_pool_kins_destroy(struct numoe_pool *pool);
 /**
  * Take items of the phase in hand->view, from the worker's own share or another's. The worker's
- * range must be empty. On success the view is the phase that the items belong to.
+ * range must be empty. On success the view is the phase that the items belong to, and hand->leaf
+ * where all of them are counted.
  */
 bool numoe_pool_claim(struct numoe_pool_hand *hand, uint32_t *begin, uint32_t *end);
-/** Chaos: take one item of a random other worker although the own range is not empty. */
+/** Chaos: take one item of a random other worker although the own range is not empty. It may belong
+ *  to another leaf than hand->leaf. */
 bool numoe_pool_claim_random(struct numoe_pool_hand *hand, uint32_t *item);
 
 /* pool_park.c */

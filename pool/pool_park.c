@@ -22,8 +22,8 @@
  * works itself, and the publisher of a first phase either works itself or (submit) leaves at
  * least one worker awake, which sees the new seq before it sleeps.
  *
- * Wakes spread as a tree over worker numbers, four children each: a waker skips down through those
- * that are awake and stops at those it woke, who go on below themselves before they work.
+ * Wakes spread as a tree by domain (pool_tree.c): a waker skips down through those that are awake
+ * and stops at those it woke, who go on below themselves before they work.
  *
  * The clock is read every 64 turns only.
  *
@@ -32,7 +32,7 @@
 #include "pool_internal.h"
 #include "pool_os.h"
 
-enum { CHILDREN = 4, CLOCK_TURNS = 64, FIRST_LOOK = 16, MOST_LOOK = 1024 };
+enum { CLOCK_TURNS = 64, FIRST_LOOK = 16, MOST_LOOK = 1024 };
 
 static void wake_below(struct numoe_pool *pool, const struct numoe_pool_view *view, uint32_t from);
 
@@ -159,8 +159,11 @@ static bool needed(struct numoe_pool *pool, const struct numoe_pool_view *view, 
 /* Wake the workers below `from` in the tree. */
 static void wake_below(struct numoe_pool *pool, const struct numoe_pool_view *view, uint32_t from)
 {
-    for (uint32_t child = from * CHILDREN + 1;
-         child <= from * CHILDREN + CHILDREN && child < pool->worker_count; child++) {
+    const struct numoe_pool_worker_slot *slot = &pool->workers[from];
+
+    for (uint32_t i = 0; i < slot->wake_count; i++) {
+        uint32_t child = pool->wake_order[slot->wake_begin + i];
+
         if (enough(pool, view))
             return;
         if (asleep(pool, child) && needed(pool, view, child))

@@ -102,7 +102,6 @@ static bool copy_first(struct numoe_pool *pool, uint32_t p, const struct numoe_p
 static uint64_t publish(struct numoe_pool *pool, const struct numoe_pool_job *job, bool submitted)
 {
     uint64_t base = pool->base;
-    uint32_t target = pool->finished_next;
     uint32_t previous = NUMOE_POOL_MAX_PHASES, first_phase = NUMOE_POOL_MAX_PHASES;
     uint64_t info[NUMOE_POOL_MAX_PHASES];
     uint64_t seq;
@@ -112,8 +111,7 @@ static uint64_t publish(struct numoe_pool *pool, const struct numoe_pool_job *jo
 
         if (phase->items == 0)
             continue;
-        target += phase->items;
-        info[p] = phase->items | (uint64_t)target << NUMOE_POOL_INFO_TARGET;
+        info[p] = phase->items;
         if (phase->first) {
             info[p] |= NUMOE_POOL_INFO_FIRST;
             if (copy_first(pool, p, phase))
@@ -129,7 +127,6 @@ static uint64_t publish(struct numoe_pool *pool, const struct numoe_pool_job *jo
         atomic_store_explicit(&pool->slots[p].run, phase->run, memory_order_release);
     }
     pool->base = base + NUMOE_POOL_MAX_PHASES;
-    pool->finished_next = target;
     if (first_phase == NUMOE_POOL_MAX_PHASES) {
         /* Nothing to run: done at once. */
         atomic_store_explicit(&pool->seq, pool->base << 1, memory_order_release);
@@ -154,7 +151,7 @@ static void advance(struct numoe_pool_hand *hand)
     uint64_t base = hand->view.seq >> 1 & ~(uint64_t)(NUMOE_POOL_MAX_PHASES - 1);
     uint64_t seq;
 
-    /* Both stores: release what all workers did in the phase (collected by the add in work) to
+    /* Both stores: release what all workers did in the phase (collected by numoe_pool_join) to
      * every load of seq; sequentially consistent against sleepers (pool_park.c). */
     if (hand->view.next) {
         seq = (base + hand->view.next) << 1 | NUMOE_POOL_OPEN;
@@ -172,7 +169,7 @@ static bool work(struct numoe_pool_hand *hand)
 {
     struct numoe_pool_worker_slot *slot = hand->slot;
     struct numoe_pool_view *view = &hand->view;
-    uint32_t item, end, extra, done = 0;
+    uint32_t item, end, extra, extras = 0, done = 0;
 
     if (!numoe_pool_claim(hand, &item, &end))
         return false;
@@ -186,7 +183,9 @@ static bool work(struct numoe_pool_hand *hand)
         if (hand->random) {
             if (numoe_pool_random(hand) % 4 == 0 && numoe_pool_claim_random(hand, &extra)) {
                 view->run(view->context, extra, hand->worker);
-                done++;
+                extras++;
+                /* Never the phase's last: `item` is not counted yet. */
+                numoe_pool_join(hand->pool, view, numoe_pool_leaf_of(hand->pool, view, extra), 1);
             }
             if (numoe_pool_random(hand) % 32 == 0)
                 sched_yield();
@@ -194,11 +193,9 @@ static bool work(struct numoe_pool_hand *hand)
     } while (numoe_pool_range_take(&slot->range, &item));
 
     atomic_store_explicit(&slot->items,
-                          atomic_load_explicit(&slot->items, memory_order_relaxed) + done,
+                          atomic_load_explicit(&slot->items, memory_order_relaxed) + done + extras,
                           memory_order_relaxed);
-    /* Release: our items are done. Acquire: if this completes the phase, so are all others'. */
-    if (atomic_fetch_add_explicit(&hand->pool->finished, done, memory_order_acq_rel) + done ==
-        view->target)
+    if (numoe_pool_join(hand->pool, view, hand->leaf, done))
         advance(hand);
     return true;
 }

@@ -21,7 +21,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static uint32_t distance(const struct numoe_pool_worker *a, const struct numoe_pool_worker *b)
+uint32_t numoe_pool_distance(const struct numoe_pool_worker *a, const struct numoe_pool_worker *b)
 {
     if (a->l3 == b->l3)
         return 0;
@@ -45,12 +45,13 @@ static void list_victims(struct numoe_pool_kin *kin, const struct numoe_pool_wor
     uint32_t place[NUMOE_POOL_RINGS + 1] = {0};
 
     for (uint32_t w = 0; w < worker_count; w++)
-        kin->ring[(workers ? distance(&workers[self], &workers[w]) : 0) + 1]++;
+        kin->ring[(workers ? numoe_pool_distance(&workers[self], &workers[w]) : 0) + 1]++;
     for (uint32_t d = 0; d < NUMOE_POOL_RINGS; d++)
         kin->ring[d + 1] += kin->ring[d];
     memcpy(place, kin->ring, sizeof place);
     for (uint32_t w = 0; w < worker_count; w++)
-        kin->order[place[workers ? distance(&workers[self], &workers[w]) : 0]++] = (uint16_t)w;
+        kin->order[place[workers ? numoe_pool_distance(&workers[self], &workers[w]) : 0]++] =
+            (uint16_t)w;
 }
 
 int numoe_pool_kins_create(struct numoe_pool *pool, const struct numoe_pool_worker *workers)
@@ -110,9 +111,12 @@ static bool claim_share(struct numoe_pool_hand *hand, uint32_t w, uint32_t *begi
     /* The share is read and found valid for this number before the swap; a share with items that
      * is still unopened proves that the phase is not over, and opened never falls. Exclusive by
      * the one modification order of `opened`; orders nothing else, the data came by seq. */
-    return opened < number && numoe_pool_share(hand->pool, &hand->view, w, begin, end) &&
-           atomic_compare_exchange_strong_explicit(&slot->opened, &opened, number,
-                                                   memory_order_relaxed, memory_order_relaxed);
+    if (opened >= number || !numoe_pool_share(hand->pool, &hand->view, w, begin, end) ||
+        !atomic_compare_exchange_strong_explicit(&slot->opened, &opened, number,
+                                                 memory_order_relaxed, memory_order_relaxed))
+        return false;
+    hand->leaf = slot->leaf;
+    return true;
 }
 
 /* Items from the back of worker w's range. */
@@ -147,8 +151,12 @@ static bool claim_from(struct numoe_pool_hand *hand, uint32_t w, uint32_t most, 
 {
     if (w == hand->worker)
         return false;
-    if (!claim_share(hand, w, begin, end) && !steal(hand, w, most, begin, end))
-        return false;
+    if (!claim_share(hand, w, begin, end)) {
+        if (!steal(hand, w, most, begin, end))
+            return false;
+        /* What w holds may be from anybody's share, but is from one. */
+        hand->leaf = numoe_pool_leaf_of(hand->pool, &hand->view, *begin);
+    }
     count_steal(hand->slot, *end - *begin);
     return true;
 }

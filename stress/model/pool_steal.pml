@@ -1,11 +1,13 @@
 /*
- * pool_steal.pml - shares, range words and job data over consecutive jobs, with thieves delayed
- * at every step. Model of pool/pool_range.h, pool_steal.c and the seqlock of pool_internal.h.
+ * pool_steal.pml - shares, range words, job data and the join tree over consecutive jobs, with
+ * thieves delayed at every step. Model of pool/pool_range.h, pool_steal.c, pool_tree.c and the
+ * seqlock of pool_internal.h.
  *
  * WORKERS workers, JOBS jobs of one phase of ITEMS items in equal shares (equal ranges from job to
  * job, the worst case). Each shared access is one step. The epoch is the phase number modulo
  * EPOCHS: with 1 it never differs, with 2 it comes round within three jobs, as 65536 does for a
- * thief delayed long enough.
+ * thief delayed long enough. The join tree has a leaf for each worker's share and a root; with
+ * -DFLAT the root alone.
  *
  * Checked: every item runs exactly once, with the data of its own job; job data are not written
  * while a claimed item is not yet counted; an own range is empty when it is put; a thief that finds
@@ -16,8 +18,10 @@
  *   with -DWORKERS=3 -DITEMS=3, -DEPOCHS=1, -DJOBS=2 given to spin for other sizes
  *
  * Must fail: -DNO_RECHECK (the thief does not look at seq after its swap) with EPOCHS 1 or 2: an
- * item runs with the data of an earlier job; and -DUNEQUAL -DNO_SEQLOCK (a view is not looked at
- * again): a share is claimed that is not there.
+ * item runs with the data of an earlier job; -DUNEQUAL -DNO_SEQLOCK (a view is not looked at
+ * again): a share is claimed that is not there; -DLATE_RESET (a leaf is put back to 0 after the add
+ * to the root): the next job's items are lost; and -DUNEQUAL -DLATE_SIZE (how many items complete a
+ * counter is read after the add).
  *
  * Results (spin 6.5.2, all transitions, no errors): defaults 136,186 states; EPOCHS 1 109,747;
  * UNEQUAL 32,571, with EPOCHS 1 36,977; JOBS 5 736,123; WORKERS 3, ITEMS 4, JOBS 2 9,679,051;
@@ -55,8 +59,9 @@
 #define SHARE(items, w) (((items) * (w) + WORKERS - 1) / WORKERS)
 
 byte seq = CLOSED(1);     /* the next number is 1 */
-byte data_job, data_items, data_target; /* job data; job j has number j */
-byte finished;
+byte data_job, data_items; /* job data; job j has number j */
+byte finished[WORKERS + 1];
+#define ROOT WORKERS
 byte opened[WORKERS];
 byte range_begin[WORKERS], range_end[WORKERS], range_epoch[WORKERS]; /* one word */
 byte runs[(JOBS + 1) * ITEMS];
@@ -75,7 +80,6 @@ inline load_view(s)
 {
     view_job = data_job;
     view_items = data_items;
-    view_target = data_target;
 #ifdef NO_SEQLOCK
     view = s;
 #else
@@ -97,12 +101,79 @@ inline claim_share(v)
                 opened[v] = NUMBER(view);
                 begin = SHARE(view_items, v);
                 end = SHARE(view_items, (v) + 1);
+                leaf = v;
                 got = true
             :: else
             fi
         }
     :: else
     fi
+}
+
+/* numoe_pool_leaf_of */
+inline find_leaf() {
+    leaf = WORKERS - 1;
+    do
+    :: SHARE(view_items, leaf) > begin -> leaf--
+    :: else -> break
+    od
+}
+
+/* An add to a counter of `size` items; got: it was the last. */
+inline add(counter, items, size)
+{
+    assert(data_job == view_job);
+#ifdef LATE_SIZE
+    atomic {
+        word = finished[counter] + items;
+        finished[counter] = word
+    }
+    got = (word == size);
+    word = 0
+#else
+    atomic {
+        finished[counter] = finished[counter] + items;
+        assert(finished[counter] <= size);
+        got = (finished[counter] == size)
+    }
+#endif
+}
+
+#ifdef LATE_SIZE
+#define NOW_ITEMS data_items
+#else
+#define NOW_ITEMS view_items
+#endif
+#define LEAF_ITEMS (SHARE(NOW_ITEMS, leaf + 1) - SHARE(NOW_ITEMS, leaf))
+
+/* numoe_pool_join; got: the caller is the phase's finisher. */
+inline join()
+{
+#ifdef FLAT
+    add(ROOT, count, NOW_ITEMS);
+    if
+    :: got -> finished[ROOT] = 0
+    :: else
+    fi
+#else
+    add(leaf, count, LEAF_ITEMS);
+    if
+    :: got ->
+#ifndef LATE_RESET
+        finished[leaf] = 0;
+#endif
+        count = SHARE(view_items, leaf + 1) - SHARE(view_items, leaf);
+        add(ROOT, count, NOW_ITEMS);
+        if
+        :: got -> finished[ROOT] = 0
+        :: else
+        fi
+#ifdef LATE_RESET
+        ; finished[leaf] = 0
+#endif
+    :: else
+    fi
+#endif
 }
 
 inline steal(v)
@@ -133,8 +204,12 @@ inline steal(v)
             load_view(s);
             assert(view == s)
         :: else
-        fi
+        fi;
 #endif
+        if
+        :: got -> atomic { find_leaf() }
+        :: else
+        fi
     :: else
     fi;
     b = 0;
@@ -205,14 +280,13 @@ inline participate(until)
                         }
                         do_item(begin)
                     od;
-                    /* Count; whoever completes the phase closes the sequence. */
-                    atomic {
-                        finished = finished + count;
-                        got = (finished == view_target);
+                    join();
+                    d_step {
                         begin = 0;
                         end = 0;
                         count = 0;
-                        word = 0
+                        word = 0;
+                        leaf = 0
                     }
                     if
                     :: got -> seq = CLOSED(NUMBER(view) + 1)
@@ -230,7 +304,7 @@ inline participate(until)
 
 proctype worker(byte me)
 {
-    byte s, view, view_job, view_items, view_target, word, begin, end, count, other, b, e;
+    byte s, view, view_job, view_items, word, begin, end, count, other, b, e, leaf;
     bool got;
 
     participate(NUMBER(STOP))
@@ -238,7 +312,7 @@ proctype worker(byte me)
 
 init {
     /* The caller: submitter and worker 0. */
-    byte me, s, view, view_job, view_items, view_target, word, begin, end, count, other, job, b, e;
+    byte me, s, view, view_job, view_items, word, begin, end, count, other, job, b, e, leaf;
     bool got;
 
     atomic {
@@ -255,7 +329,6 @@ init {
     :: job <= JOBS ->
         data_job = job;
         data_items = ITEMS_OF(job);
-        data_target = data_target + ITEMS_OF(job);
         seq = OPEN(job);
         participate(job + 1);
         /* numoe_pool_run has returned: all is done. */
