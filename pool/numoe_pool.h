@@ -10,7 +10,8 @@
  *             phases[p].run(context, i, worker);
  *
  * Workers take items of their own range from the front; a worker without work takes half of
- * another's range from the back, nearest victim first. Phases end by counting finished items,
+ * another's range from the back, nearest victim first, far ones only if that is worth the trip.
+ * Phases end by counting finished items,
  * never by waiting for every worker to arrive, so a worker that the system does not run holds
  * up nothing but what it has taken.
  *
@@ -33,6 +34,16 @@ enum { NUMOE_POOL_MAX_PHASES = 8, NUMOE_POOL_MAX_WORKERS = 4096 };
 /** Most items a phase may have. */
 #define NUMOE_POOL_MAX_ITEMS (((uint32_t)1 << 24) - 1)
 
+/** How far two workers are from each other: the smallest group that both are in. */
+enum numoe_pool_distance {
+    NUMOE_POOL_SAME_L3,
+    NUMOE_POOL_SAME_NODE,
+    NUMOE_POOL_SAME_DOMAIN,
+    NUMOE_POOL_SAME_PACKAGE,
+    NUMOE_POOL_ELSEWHERE,
+    NUMOE_POOL_DISTANCES
+};
+
 /** Where a worker runs. Group ids are the caller's; equal id = same group; nearer groups first. */
 struct numoe_pool_worker {
     uint32_t os_cpu; /**< CPU to pin to, or UINT32_MAX: not pinned */
@@ -54,11 +65,26 @@ struct numoe_pool_config {
     /** For tests: steal at random with this seed instead of from the nearest; 0: off. */
     uint64_t chaos_seed;
     const struct numoe_log *log; /**< copied; may be NULL */
+    /**
+     * What taking items from a worker so far away costs, in ns. A thief goes there only if what
+     * that worker has left (its items times numoe_pool_phase.item_ns) exceeds the trip, less the
+     * time for which the thief has found nothing better: whoever has waited as long as the trip
+     * costs goes in any case, and so does whoever would sleep otherwise. From a worker that sleeps
+     * anything is taken at once.
+     */
+    uint64_t trip_ns[NUMOE_POOL_DISTANCES];
+    /** Trips between workers of different nodes, [a * node_count + b] by the workers' node ids,
+     * which must be less than node_count; nearer ones are tried first. NULL: trip_ns says. */
+    const uint32_t *node_trip_ns;
+    uint32_t node_count;
+    /** A phase of known length that one worker is through with in so many ns wakes nobody. */
+    uint64_t wake_ns;
 };
 
 #define NUMOE_POOL_CONFIG_INIT                                                                     \
     {                                                                                              \
-        .size = sizeof(struct numoe_pool_config), .worker_count = 1, .spin_ns = 200000             \
+        .size = sizeof(struct numoe_pool_config), .worker_count = 1, .spin_ns = 200000,            \
+        .trip_ns = {0, 500, 600, 700, 1500}, .wake_ns = 10000                                      \
     }
 
 struct numoe_pool;
@@ -76,6 +102,9 @@ struct numoe_pool_phase {
     /** worker_count + 1 ascending numbers from 0 to items: worker w begins with
      *  [first[w], first[w+1]). NULL: equal shares. Read during submit only. */
     const uint32_t *first;
+    /** About how long an item takes, ns; 0: not known. Decides what is worth a far steal, or a
+     *  wake-up; results do not depend on it. */
+    uint32_t item_ns;
 };
 
 struct numoe_pool_job {
@@ -136,7 +165,8 @@ struct numoe_pool_worker_stats {
     uint64_t items;  /**< run */
     uint64_t steals; /**< successful */
     uint64_t stolen_items;
-    uint64_t sleeps; /**< times parked */
+    uint64_t refusals; /**< looks that found nothing but items not worth the trip */
+    uint64_t sleeps;   /**< times parked */
     bool pinned;
     int pin_errno; /**< why not pinned, else 0 */
 };

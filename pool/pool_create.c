@@ -1,5 +1,5 @@
 /*
- * pool_create.c - a pool's beginning and end: memory, threads, pinning, names, statistics.
+ * pool_create.c - a pool's beginning and end: memory, threads, names, statistics.
  *
  * The creator waits until every thread is set up (pinned, named, thread_init called), so that
  * numoe_pool_stats and the log tell of refusals as soon as create returns, and all messages come
@@ -27,9 +27,6 @@
 /* Kernels use some 64 KiB of stack. One MiB and no more: a stack that holds an aligned 2 MiB may
  * be given a huge page for its first touch, which would cost each worker 2 MiB. */
 #define STACK_BYTES ((size_t)1 << 20)
-/* Spinning takes time from workers that have items when there are more workers than CPUs. */
-#define CROWDED_SPIN_NS 2000
-
 static uint64_t mix(uint64_t x)
 {
     x += 0x9e3779b97f4a7c15u;
@@ -45,27 +42,13 @@ void numoe_pool_hand_init(struct numoe_pool_hand *hand, struct numoe_pool *pool,
     hand->slot = &pool->workers[worker];
     hand->worker = worker;
     hand->cursor = 0;
+    hand->leaf = 0;
+    hand->greedy = false;
+    hand->idle_since_ns = 0;
     hand->random = 0;
     if (pool->chaos_seed)
         hand->random = mix(pool->chaos_seed ^ mix((uint64_t)turn << 32 | worker)) | 1;
     hand->view.seq = 0;
-}
-
-/* @return 0 or a positive errno */
-static int pin_self(const struct numoe_pool *pool, uint32_t os_cpu)
-{
-    cpu_set_t *mask;
-    int rc;
-
-    if (os_cpu >= pool->mask_size * 8)
-        return EINVAL; /* past every CPU the system can have */
-    mask = calloc(1, pool->mask_size);
-    if (!mask)
-        return ENOMEM;
-    CPU_SET_S(os_cpu, pool->mask_size, mask);
-    rc = pthread_setaffinity_np(pthread_self(), pool->mask_size, mask);
-    free(mask);
-    return rc;
 }
 
 static void *worker_main(void *argument)
@@ -77,13 +60,9 @@ static void *worker_main(void *argument)
     struct numoe_pool_frame frame;
     char name[16];
 
-    if (slot->os_cpu != UINT32_MAX) {
-        int rc = pin_self(pool, slot->os_cpu);
-        atomic_store_explicit(&slot->pin_errno, rc, memory_order_relaxed);
-        atomic_store_explicit(&slot->pinned, rc == 0, memory_order_relaxed);
-    }
+    numoe_pool_pin_worker(slot);
     snprintf(name, sizeof name, "numoe-%u", worker);
-    slot->name_errno = pthread_setname_np(pthread_self(), name);
+    slot->name_errno = numoe_pool_os_name(name);
     numoe_pool_enter(&frame, pool);
     if (pool->thread_init)
         pool->thread_init(pool->thread_init_user, worker);
@@ -120,16 +99,9 @@ static void stop_threads(struct numoe_pool *pool)
 /* @return 0 or a positive errno, with pool->threads telling how far it came */
 static int start_threads(struct numoe_pool *pool)
 {
-    pthread_attr_t attributes;
     sigset_t blocked, before;
-    int rc;
+    int rc = 0;
 
-    rc = pthread_attr_init(&attributes);
-    if (rc)
-        return rc;
-    rc = pthread_attr_setstacksize(&attributes, STACK_BYTES);
-    if (rc)
-        goto out;
     /* The application's signals are not for these threads. Faults stay: blocked, they would kill
      * the process past its handlers. */
     sigfillset(&blocked);
@@ -141,82 +113,14 @@ static int start_threads(struct numoe_pool *pool)
     sigdelset(&blocked, SIGABRT);
     pthread_sigmask(SIG_SETMASK, &blocked, &before);
     for (uint32_t w = 1; w < pool->worker_count; w++) {
-        rc = pthread_create(&pool->workers[w].thread, &attributes, worker_main, &pool->workers[w]);
+        rc = numoe_pool_os_thread(&pool->workers[w].thread, STACK_BYTES, worker_main,
+                                  &pool->workers[w]);
         if (rc)
             break;
         pool->threads++;
     }
     pthread_sigmask(SIG_SETMASK, &before, NULL);
-out:
-    pthread_attr_destroy(&attributes);
     return rc;
-}
-
-static void tell_refusals(const struct numoe_pool *pool)
-{
-    char text[128];
-
-    for (uint32_t w = 1; w < pool->worker_count; w++) {
-        const struct numoe_pool_worker_slot *slot = &pool->workers[w];
-        int rc = atomic_load_explicit((_Atomic int *)&slot->pin_errno, memory_order_relaxed);
-        if (rc)
-            numoe_log_write(&pool->log, NUMOE_LOG_WARNING,
-                            "worker %u: cannot be pinned to CPU %u, runs unpinned: %s", w,
-                            slot->os_cpu, strerror_r(rc, text, sizeof text));
-        if (slot->name_errno)
-            numoe_log_write(&pool->log, NUMOE_LOG_DEBUG, "worker %u: thread not named: %s", w,
-                            strerror_r(slot->name_errno, text, sizeof text));
-    }
-}
-
-/* After the threads have pinned themselves: how many CPUs are there for the workers, and what that
- * means for spinning and waking. */
-static void count_cpus(struct numoe_pool *pool)
-{
-    cpu_set_t *mask = pool->mask_saved; /* nobody is in the seat yet */
-    bool any_pinned = false;
-    uint32_t cpus;
-
-    if (pthread_getaffinity_np(pthread_self(), pool->mask_size, mask))
-        memset(mask, 0, pool->mask_size);
-    for (uint32_t w = 0; w < pool->worker_count; w++) {
-        const struct numoe_pool_worker_slot *slot = &pool->workers[w];
-        if (!atomic_load_explicit((_Atomic bool *)&slot->pinned, memory_order_relaxed))
-            continue;
-        CPU_SET_S(slot->os_cpu, pool->mask_size, mask);
-        any_pinned = true;
-    }
-    cpus = (uint32_t)CPU_COUNT_S(pool->mask_size, mask);
-    if (cpus == 0 || pool->worker_count <= cpus)
-        return;
-    if (atomic_load_explicit(&pool->spin_ns, memory_order_relaxed) > CROWDED_SPIN_NS)
-        atomic_store_explicit(&pool->spin_ns, CROWDED_SPIN_NS, memory_order_relaxed);
-    /* Pinned workers that are awake may all be on one CPU: then no number of them is enough. */
-    if (!any_pinned)
-        atomic_store_explicit(&pool->awake_limit, cpus, memory_order_relaxed);
-}
-
-/* Masks as large as the kernel's own. @return 0 or a positive errno */
-static int size_masks(struct numoe_pool *pool)
-{
-    size_t size = sizeof(cpu_set_t);
-    cpu_set_t *mask;
-    int rc = EINVAL;
-
-    while (rc == EINVAL && size <= (size_t)1 << 20) {
-        mask = calloc(1, size);
-        if (!mask)
-            return ENOMEM;
-        rc = sched_getaffinity(0, size, mask) ? errno : 0;
-        free(mask);
-        if (rc == EINVAL)
-            size *= 2;
-    }
-    /* Refused altogether (a filter): pinning will be refused as well, and reported then. */
-    pool->mask_size = size;
-    pool->mask_saved = calloc(1, size);
-    pool->mask_pinned = calloc(1, size);
-    return pool->mask_saved && pool->mask_pinned ? 0 : ENOMEM;
 }
 
 static void create_alive_page(struct numoe_pool *pool)
@@ -245,20 +149,10 @@ static void free_memory(struct numoe_pool *pool)
         munmap((void *)pool->alive, pool->alive_size);
     numoe_pool_trees_destroy(pool);
     numoe_pool_kins_destroy(pool);
-    free(pool->mask_pinned);
-    free(pool->mask_saved);
+    numoe_pool_masks_destroy(pool);
     free(pool->first);
     free(pool->workers);
     free(pool);
-}
-
-void *numoe_pool_lines(size_t size)
-{
-    void *memory = aligned_alloc(NUMOE_POOL_LINE, size);
-
-    if (memory)
-        memset(memory, 0, size);
-    return memory;
 }
 
 /* Take the caller's config field by field up to its own size, so that an older caller works. */
@@ -278,6 +172,11 @@ static int take_config(const struct numoe_pool_config *config, struct numoe_pool
         return numoe_error_set(error, -EINVAL, "numoe_pool_config.worker_count",
                                "%u workers asked for, possible are 1 to %d", taken->worker_count,
                                NUMOE_POOL_MAX_WORKERS);
+    for (uint32_t w = 0; taken->node_trip_ns && taken->workers && w < taken->worker_count; w++)
+        if (taken->workers[w].node >= taken->node_count)
+            return numoe_error_set(error, -EINVAL, "numoe_pool_config.node_trip_ns",
+                                   "worker %u is of node %u, trips are given for %u nodes", w,
+                                   taken->workers[w].node, taken->node_count);
     return 0;
 }
 
@@ -297,30 +196,33 @@ int numoe_pool_create(const struct numoe_pool_config *config, struct numoe_pool 
         return rc;
 
     rc = -ENOMEM;
-    pool = numoe_pool_lines(sizeof *pool);
+    pool = numoe_pool_os_lines(sizeof *pool, NUMOE_POOL_LINE);
     if (!pool)
         goto no_memory;
     pool->worker_count = taken.worker_count;
     pool->chaos_seed = taken.chaos_seed;
+    pool->wake_ns = taken.wake_ns;
     pool->thread_init = taken.thread_init;
     pool->thread_init_user = taken.thread_init_user;
     if (taken.log)
         pool->log = *taken.log;
     pool->base = NUMOE_POOL_MAX_PHASES;
     atomic_store_explicit(&pool->seq, pool->base << 1, memory_order_relaxed);
+    pool->spin_wanted_ns = taken.spin_ns;
     atomic_store_explicit(&pool->spin_ns, taken.spin_ns, memory_order_relaxed);
     atomic_store_explicit(&pool->awake_limit, UINT32_MAX, memory_order_relaxed);
 
-    pool->workers = numoe_pool_lines(taken.worker_count * sizeof *pool->workers);
-    pool->first =
-        calloc((size_t)NUMOE_POOL_MAX_PHASES * (taken.worker_count + 1), sizeof *pool->first);
-    if (!pool->workers || !pool->first || size_masks(pool))
+    pool->workers =
+        numoe_pool_os_lines(taken.worker_count * sizeof *pool->workers, NUMOE_POOL_LINE);
+    pool->first = numoe_pool_os_memory((size_t)NUMOE_POOL_MAX_PHASES * (taken.worker_count + 1),
+                                       sizeof *pool->first);
+    if (!pool->workers || !pool->first || numoe_pool_masks_create(pool))
         goto free_pool;
     for (uint32_t w = 0; w < taken.worker_count; w++) {
         pool->workers[w].pool = pool;
         pool->workers[w].os_cpu = taken.workers ? taken.workers[w].os_cpu : UINT32_MAX;
     }
-    if (numoe_pool_kins_create(pool, taken.workers) || numoe_pool_trees_create(pool, taken.workers))
+    if (numoe_pool_kins_create(pool, &taken) || numoe_pool_trees_create(pool, taken.workers))
         goto free_pool;
     if (taken.pin_caller && pool->workers[0].os_cpu != UINT32_MAX) {
         /* Past the mask, the mask stays empty and pinning is refused with EINVAL, as it should. */
@@ -342,8 +244,8 @@ int numoe_pool_create(const struct numoe_pool_config *config, struct numoe_pool 
         return rc;
     }
     wait_started(pool);
-    tell_refusals(pool);
-    count_cpus(pool);
+    numoe_pool_tell_refusals(pool);
+    numoe_pool_count_cpus(pool);
     *pool_out = pool;
     return 0;
 
@@ -382,6 +284,7 @@ int numoe_pool_stats(const struct numoe_pool *pool, uint32_t worker,
     stats->items = atomic_load_explicit(&slot->items, memory_order_relaxed);
     stats->steals = atomic_load_explicit(&slot->steals, memory_order_relaxed);
     stats->stolen_items = atomic_load_explicit(&slot->stolen_items, memory_order_relaxed);
+    stats->refusals = atomic_load_explicit(&slot->refusals, memory_order_relaxed);
     stats->sleeps = atomic_load_explicit(&slot->sleeps, memory_order_relaxed);
     stats->pinned = atomic_load_explicit(&slot->pinned, memory_order_relaxed);
     stats->pin_errno = atomic_load_explicit(&slot->pin_errno, memory_order_relaxed);

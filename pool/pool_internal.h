@@ -56,9 +56,10 @@ enum {
     NUMOE_POOL_LINE = 64,
     NUMOE_POOL_OPEN = 1,
     NUMOE_POOL_TICKETS = 256, /* tickets whose second wait is told from the first */
-    NUMOE_POOL_RINGS = 5      /* distances: l3, node, domain, package, machine */
+    NUMOE_POOL_RINGS = 16     /* most kinds of distance that one worker tells apart */
 };
 #define NUMOE_POOL_NO_PARENT UINT32_MAX
+#define NUMOE_POOL_NOT_READ (UINT64_MAX - 1)
 #define NUMOE_POOL_STOP UINT64_MAX
 
 _Static_assert(NUMOE_POOL_MAX_PHASES == 8, "phase numbers use three bits");
@@ -73,7 +74,7 @@ struct numoe_pool_worker_slot {
 
     /* Written by the worker alone, read by numoe_pool_stats. */
     alignas(NUMOE_POOL_LINE) _Atomic uint64_t items;
-    _Atomic uint64_t steals, stolen_items, sleeps;
+    _Atomic uint64_t steals, stolen_items, refusals, sleeps;
     _Atomic int pin_errno;
     _Atomic bool pinned;
 
@@ -91,7 +92,9 @@ _Static_assert(sizeof(struct numoe_pool_worker_slot) == 3 * NUMOE_POOL_LINE, "a 
 
 /* Workers with equal groups share one list of victims: everybody, nearest first. */
 struct numoe_pool_kin {
+    uint32_t rings;                      /* none is empty */
     uint32_t ring[NUMOE_POOL_RINGS + 1]; /* ring d is order[ring[d]] .. order[ring[d + 1] - 1] */
+    uint64_t trip_ns[NUMOE_POOL_RINGS];  /* what going there costs */
     uint16_t *order;
 };
 
@@ -106,12 +109,12 @@ struct numoe_pool_branch {
 };
 
 /* A phase as the workers read it. info: 24 bits items, 3 bits next phase of the job (0: none),
- * flags. */
+ * flags, and in the upper half item_ns. */
 struct numoe_pool_phase_slot {
     _Atomic(numoe_pool_fn *) run;
     _Atomic uint64_t info;
 };
-enum { NUMOE_POOL_INFO_NEXT = 24 };
+enum { NUMOE_POOL_INFO_NEXT = 24, NUMOE_POOL_INFO_TIME = 32 };
 #define NUMOE_POOL_INFO_FIRST ((uint64_t)1 << 27)     /* shares are in pool->first */
 #define NUMOE_POOL_INFO_CROWD ((uint64_t)1 << 28)     /* wake workers without a share as well */
 #define NUMOE_POOL_INFO_SUBMITTED ((uint64_t)1 << 29) /* worker 0 may be absent */
@@ -134,10 +137,12 @@ struct numoe_pool {
     uint32_t chaos_turn;
     bool pin_told; /* a refused pin of the caller was logged */
 
-    /* Constant after create (atomic what create settles once the threads run). */
+    /* Constant, or nearly so: what is atomic here changes when CPUs come and go (pool_cpus.c). */
     alignas(NUMOE_POOL_LINE) uint32_t worker_count;
     _Atomic uint32_t awake_limit; /* most workers worth having awake; UINT32_MAX: no limit */
     _Atomic uint64_t spin_ns;
+    uint64_t spin_wanted_ns; /* when there are CPUs enough */
+    uint64_t wake_ns;
     uint64_t chaos_seed;
     struct numoe_pool_worker_slot *workers;
     struct numoe_pool_kin *kins;
@@ -152,8 +157,12 @@ struct numoe_pool {
     size_t alive_size;
     pid_t pid;
     bool pin_caller;
-    size_t mask_size; /* of the two masks, in bytes */
-    cpu_set_t *mask_saved, *mask_pinned;
+    size_t mask_size; /* of each mask, in bytes */
+    cpu_set_t *mask_saved, *mask_pinned, *mask_counted;
+    _Atomic uint64_t watch_ns; /* when to count CPUs again */
+    _Atomic uint32_t cpus;     /* as counted last; 0: not known */
+    _Atomic bool watching;     /* somebody counts */
+    _Atomic bool cpus_changed; /* to be told of */
     struct numoe_log log;
     void (*thread_init)(void *user, uint32_t worker);
     void *thread_init_user;
@@ -169,7 +178,8 @@ struct numoe_pool_view {
     void *context;
     const _Atomic uint32_t *first; /* NULL: equal shares */
     uint32_t items;
-    uint32_t next; /* phase of this job that follows, 0: none */
+    uint32_t next;    /* phase of this job that follows, 0: none */
+    uint32_t item_ns; /* 0: not known */
     bool crowd, submitted;
 };
 
@@ -178,9 +188,12 @@ struct numoe_pool_hand {
     struct numoe_pool *pool;
     struct numoe_pool_worker_slot *slot;
     uint32_t worker;
-    uint32_t cursor; /* place in the list of victims to look at first */
-    uint32_t leaf;   /* where what was claimed last is counted */
-    uint64_t random; /* 0: no chaos */
+    uint32_t cursor;        /* place in the list of victims to look at first */
+    uint32_t leaf;          /* where what was claimed last is counted */
+    bool greedy;            /* about to sleep: any item is worth any trip */
+    uint64_t idle_since_ns; /* when it first found nothing near in this phase; 0: not yet */
+    uint64_t waited_ns; /* since then, as of this look; NUMOE_POOL_NOT_READ: clock not read yet */
+    uint64_t random;    /* 0: no chaos */
     struct numoe_pool_view view;
 };
 
@@ -195,6 +208,13 @@ struct numoe_pool_frame {
     const struct numoe_pool *pool;
     struct numoe_pool_frame *outer;
 };
+
+/** Add to a statistic that this thread alone writes; readers want numbers, not order. */
+static inline void numoe_pool_count(_Atomic uint64_t *counter, uint64_t n)
+{
+    atomic_store_explicit(counter, atomic_load_explicit(counter, memory_order_relaxed) + n,
+                          memory_order_relaxed);
+}
 
 static inline uint64_t numoe_pool_seq(const struct numoe_pool *pool)
 {
@@ -221,6 +241,7 @@ static inline bool numoe_pool_view_load(struct numoe_pool *pool, uint64_t seq,
     view->seq = seq;
     view->items = (uint32_t)(info & NUMOE_POOL_RANGE_MASK);
     view->next = info >> NUMOE_POOL_INFO_NEXT & (NUMOE_POOL_MAX_PHASES - 1);
+    view->item_ns = (uint32_t)(info >> NUMOE_POOL_INFO_TIME);
     view->first = info & NUMOE_POOL_INFO_FIRST
                       ? pool->first + (size_t)phase * (pool->worker_count + 1)
                       : NULL;
@@ -267,11 +288,24 @@ static inline uint32_t numoe_pool_random(struct numoe_pool_hand *hand)
 }
 
 /* pool_create.c */
-/** Memory of zeros that begins with a cache line; size: whole lines. NULL: none. free() frees it.
- */
-void *numoe_pool_lines(size_t size);
 void numoe_pool_hand_init(struct numoe_pool_hand *hand, struct numoe_pool *pool, uint32_t worker,
                           uint32_t turn);
+
+/* pool_cpus.c */
+int numoe_pool_masks_create(struct numoe_pool *pool);
+void numoe_pool_masks_destroy(struct numoe_pool *pool);
+/** Pin the calling thread to its CPU, if it has one. */
+void numoe_pool_pin_worker(struct numoe_pool_worker_slot *slot);
+/** In the seat: move the calling thread to worker 0's CPU. @return whether to unpin it after */
+bool numoe_pool_pin_caller(struct numoe_pool *pool);
+void numoe_pool_unpin_caller(struct numoe_pool *pool);
+/** Once all threads are set up. */
+void numoe_pool_count_cpus(struct numoe_pool *pool);
+/** A worker about to sleep looks for changes. */
+void numoe_pool_watch(struct numoe_pool_hand *hand);
+/** By the log: what create could not do; in the seat: what has changed since. */
+void numoe_pool_tell_refusals(const struct numoe_pool *pool);
+void numoe_pool_tell_changes(struct numoe_pool *pool);
 
 /* pool_run.c */
 void numoe_pool_enter(struct numoe_pool_frame *frame, const struct numoe_pool *pool);
@@ -295,10 +329,13 @@ bool numoe_pool_join(struct numoe_pool *pool, const struct numoe_pool_view *view
                      uint32_t items);
 
 /* pool_steal.c */
-/** How far two workers are from each other: 0 same L3, 1 node, 2 domain, 3 package, 4 farther. */
-uint32_t numoe_pool_distance(const struct numoe_pool_worker *a, const struct numoe_pool_worker *b);
-int numoe_pool_kins_create(struct numoe_pool *pool, const struct numoe_pool_worker *workers);
+enum numoe_pool_distance numoe_pool_distance(const struct numoe_pool_worker *a,
+                                             const struct numoe_pool_worker *b);
+int numoe_pool_kins_create(struct numoe_pool *pool, const struct numoe_pool_config *config);
 void numoe_pool_kins_destroy(struct numoe_pool *pool);
+/** How many items a worker must have left for a trip to it to be worth while; UINT32_MAX: no number
+ *  is enough. */
+uint32_t numoe_pool_worth(uint64_t trip_ns, uint64_t waited_ns, uint32_t item_ns);
 /**
  * Take items of the phase in hand->view, from the worker's own share or another's. The worker's
  * range must be empty. On success the view is the phase that the items belong to, and hand->leaf
@@ -310,6 +347,14 @@ bool numoe_pool_claim(struct numoe_pool_hand *hand, uint32_t *begin, uint32_t *e
 bool numoe_pool_claim_random(struct numoe_pool_hand *hand, uint32_t *item);
 
 /* pool_park.c */
+/** Whether the worker sleeps. What a worker sees of those that a publisher left asleep is right
+ * once it has seen the sequence that was published. */
+static inline bool numoe_pool_asleep(const struct numoe_pool *pool, uint32_t worker)
+{
+    /* Pairs with the store in park (pool_park.c). */
+    return atomic_load_explicit(&pool->workers[worker].state, memory_order_seq_cst) ==
+           NUMOE_POOL_SLEEPING;
+}
 void numoe_pool_rest_begin(struct numoe_pool_rest *rest);
 /**
  * Spin while seq is `seq`, and park when the spin time is over. Returns when seq may have changed,

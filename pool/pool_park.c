@@ -1,9 +1,10 @@
 /*
  * pool_park.c - idle workers: how they wait, sleep, and are woken.
  *
- * An idle worker spins on seq for spin_ns, now and then looking for something to steal, and then
- * sleeps on its own word `state`. States: AWAKE, SLEEPING. The worker alone sets SLEEPING; waker or
- * worker, whoever's swap succeeds, sets AWAKE and takes one off `sleepers`.
+ * An idle worker spins on seq for spin_ns, now and then looking for something to steal, looks a
+ * last time for anything at all, and then sleeps on its own word `state`. States: AWAKE, SLEEPING.
+ * The worker alone sets SLEEPING; waker or worker, whoever's swap succeeds, sets AWAKE and takes
+ * one off `sleepers`.
  *
  *     worker                               publisher
  *     sleepers += 1                        seq = new
@@ -17,8 +18,9 @@
  * worker's two stores: the publisher sees them both. The futex compares state again in the kernel,
  * so a wake between the look and the sleep is not lost either. stress/model/pool_park.pml.
  *
- * A publisher may leave sleepers asleep: those whose share of the phase is empty, and, with more
- * workers than CPUs, those beyond the CPUs. Nothing depends on them: the publisher of a later phase
+ * A publisher may leave sleepers asleep: those whose share of the phase is empty, with more workers
+ * than CPUs those beyond the CPUs, and all when a worker alone is through sooner than another would
+ * be awake. Nothing depends on them: the publisher of a later phase
  * works itself, and the publisher of a first phase either works itself or (submit) leaves at
  * least one worker awake, which sees the new seq before it sleeps.
  *
@@ -35,13 +37,6 @@
 enum { CLOCK_TURNS = 64, FIRST_LOOK = 16, MOST_LOOK = 1024 };
 
 static void wake_below(struct numoe_pool *pool, const struct numoe_pool_view *view, uint32_t from);
-
-static void count_sleep(struct numoe_pool_worker_slot *slot)
-{
-    atomic_store_explicit(&slot->sleeps,
-                          atomic_load_explicit(&slot->sleeps, memory_order_relaxed) + 1,
-                          memory_order_relaxed);
-}
 
 static void park(struct numoe_pool_hand *hand, uint64_t seen)
 {
@@ -60,7 +55,7 @@ static void park(struct numoe_pool_hand *hand, uint64_t seen)
             atomic_fetch_sub_explicit(&pool->sleepers, 1, memory_order_seq_cst);
         return;
     }
-    count_sleep(slot);
+    numoe_pool_count(&slot->sleeps, 1);
     do {
         numoe_pool_os_wait(&slot->state, NUMOE_POOL_SLEEPING, NUMOE_POOL_OS_ANY);
     } while (atomic_load_explicit(&slot->state, memory_order_seq_cst) == NUMOE_POOL_SLEEPING);
@@ -69,6 +64,19 @@ static void park(struct numoe_pool_hand *hand, uint64_t seen)
     seq = numoe_pool_seq(pool);
     if (seq != NUMOE_POOL_STOP && (seq & NUMOE_POOL_OPEN) && numoe_pool_view_load(pool, seq, &view))
         wake_below(pool, &view, hand->worker);
+}
+
+/* Sleep, but not before a look at which no trip is too far. @return whether it slept */
+static bool sleep_or_look(struct numoe_pool_hand *hand, uint64_t seq)
+{
+    if ((seq & NUMOE_POOL_OPEN) && !hand->greedy) {
+        hand->greedy = true;
+        return false;
+    }
+    hand->greedy = false;
+    numoe_pool_watch(hand);
+    park(hand, seq);
+    return true;
 }
 
 void numoe_pool_rest_begin(struct numoe_pool_rest *rest)
@@ -85,7 +93,7 @@ void numoe_pool_rest(struct numoe_pool_hand *hand, struct numoe_pool_rest *rest,
     uint64_t spin_ns = atomic_load_explicit(&pool->spin_ns, memory_order_relaxed);
 
     if (spin_ns == 0) {
-        park(hand, seq);
+        sleep_or_look(hand, seq);
         return;
     }
     for (;;) {
@@ -100,8 +108,8 @@ void numoe_pool_rest(struct numoe_pool_hand *hand, struct numoe_pool_rest *rest,
             if (rest->until_ns == 0) {
                 rest->until_ns = now + spin_ns;
             } else if (now >= rest->until_ns) {
-                park(hand, seq);
-                numoe_pool_rest_begin(rest);
+                if (sleep_or_look(hand, seq))
+                    numoe_pool_rest_begin(rest);
                 return;
             }
         }
@@ -127,13 +135,6 @@ static void wake_one(struct numoe_pool *pool, uint32_t worker)
     numoe_pool_os_wake(&slot->state, NUMOE_POOL_OS_ANY);
 }
 
-static bool asleep(struct numoe_pool *pool, uint32_t worker)
-{
-    /* Pairs with the store in park. */
-    return atomic_load_explicit(&pool->workers[worker].state, memory_order_seq_cst) ==
-           NUMOE_POOL_SLEEPING;
-}
-
 /* Enough are awake, or all. */
 static bool enough(struct numoe_pool *pool, const struct numoe_pool_view *view)
 {
@@ -142,6 +143,8 @@ static bool enough(struct numoe_pool *pool, const struct numoe_pool_view *view)
 
     if (sleepers == 0)
         return true;
+    if (view->item_ns && (uint64_t)view->items * view->item_ns <= pool->wake_ns)
+        limit = 1;
     /* Worker 0 counts as awake, which with a submitted job it may not be: one more, so that
      * somebody is. */
     return limit != UINT32_MAX && pool->worker_count - sleepers >= limit + view->submitted;
@@ -166,7 +169,7 @@ static void wake_below(struct numoe_pool *pool, const struct numoe_pool_view *vi
 
         if (enough(pool, view))
             return;
-        if (asleep(pool, child) && needed(pool, view, child))
+        if (numoe_pool_asleep(pool, child) && needed(pool, view, child))
             wake_one(pool, child);
         else
             wake_below(pool, view, child);
@@ -182,14 +185,14 @@ void numoe_pool_wake(struct numoe_pool *pool, uint64_t seq)
         return;
     if (!numoe_pool_view_load(pool, seq, &view))
         return; /* over already, done by workers that were awake */
-    if (asleep(pool, 0) && needed(pool, &view, 0))
+    if (!enough(pool, &view) && numoe_pool_asleep(pool, 0) && needed(pool, &view, 0))
         wake_one(pool, 0);
     wake_below(pool, &view, 0);
 }
 
 void numoe_pool_wake_caller(struct numoe_pool *pool)
 {
-    if (asleep(pool, 0))
+    if (numoe_pool_asleep(pool, 0))
         wake_one(pool, 0);
 }
 

@@ -82,12 +82,16 @@ static inline bool numoe_pool_range_take(numoe_pool_range *range, uint32_t *item
     }
 }
 
+enum numoe_pool_catch { NUMOE_POOL_NOTHING, NUMOE_POOL_TOO_FEW, NUMOE_POOL_CAUGHT };
+
 /**
  * Anyone: take items from the back, if the word is of phase `number` (mod 65536).
- * @param most  at most so many; 0: half, rounded up
+ * @param least  only if there are so many or more
+ * @param most   at most so many; 0: half, rounded up
  */
-static inline bool numoe_pool_range_steal(numoe_pool_range *range, uint64_t number, uint32_t most,
-                                          uint32_t *begin, uint32_t *end)
+static inline enum numoe_pool_catch numoe_pool_range_steal(numoe_pool_range *range, uint64_t number,
+                                                           uint32_t least, uint32_t most,
+                                                           uint32_t *begin, uint32_t *end)
 {
     uint64_t word = atomic_load_explicit(range, memory_order_relaxed);
 
@@ -97,8 +101,10 @@ static inline bool numoe_pool_range_steal(numoe_pool_range *range, uint64_t numb
         uint32_t count;
 
         if (first >= last || word >> 48 != (number & 0xffff))
-            return false;
+            return NUMOE_POOL_NOTHING;
         count = last - first;
+        if (count < least)
+            return NUMOE_POOL_TOO_FEW;
         if (most == 0)
             count -= count / 2;
         else if (count > most)
@@ -109,7 +115,7 @@ static inline bool numoe_pool_range_steal(numoe_pool_range *range, uint64_t numb
                 memory_order_acquire, memory_order_relaxed)) {
             *begin = last - count;
             *end = last;
-            return true;
+            return NUMOE_POOL_CAUGHT;
         }
     }
 }

@@ -111,7 +111,7 @@ static uint64_t publish(struct numoe_pool *pool, const struct numoe_pool_job *jo
 
         if (phase->items == 0)
             continue;
-        info[p] = phase->items;
+        info[p] = phase->items | (uint64_t)phase->item_ns << NUMOE_POOL_INFO_TIME;
         if (phase->first) {
             info[p] |= NUMOE_POOL_INFO_FIRST;
             if (copy_first(pool, p, phase))
@@ -173,6 +173,8 @@ static bool work(struct numoe_pool_hand *hand)
 
     if (!numoe_pool_claim(hand, &item, &end))
         return false;
+    hand->greedy = false;
+    hand->idle_since_ns = 0;
     /* The first item is not put where others could take it: each claim runs something, and two
      * thieves cannot pass one item to and fro. */
     if (item + 1 < end)
@@ -192,9 +194,7 @@ static bool work(struct numoe_pool_hand *hand)
         }
     } while (numoe_pool_range_take(&slot->range, &item));
 
-    atomic_store_explicit(&slot->items,
-                          atomic_load_explicit(&slot->items, memory_order_relaxed) + done + extras,
-                          memory_order_relaxed);
+    numoe_pool_count(&slot->items, done + extras);
     if (numoe_pool_join(hand->pool, view, hand->leaf, done))
         advance(hand);
     return true;
@@ -206,6 +206,8 @@ static bool see(struct numoe_pool_hand *hand, uint64_t seq)
     if (seq == hand->view.seq)
         return true;
     hand->cursor = 0;
+    hand->greedy = false;
+    hand->idle_since_ns = 0;
     return numoe_pool_view_load(hand->pool, seq, &hand->view);
 }
 
@@ -228,47 +230,19 @@ void numoe_pool_participate(struct numoe_pool_hand *hand, uint64_t until)
     }
 }
 
-/* Move the calling thread to worker 0's CPU. @return whether there is a mask to restore. */
-static bool pin_caller(struct numoe_pool *pool)
-{
-    struct numoe_pool_worker_slot *slot = &pool->workers[0];
-    int rc;
-
-    rc = pthread_getaffinity_np(pthread_self(), pool->mask_size, pool->mask_saved);
-    if (rc == 0 && CPU_EQUAL_S(pool->mask_size, pool->mask_saved, pool->mask_pinned))
-        goto out; /* there already */
-    if (rc == 0)
-        rc = pthread_setaffinity_np(pthread_self(), pool->mask_size, pool->mask_pinned);
-    if (rc == 0) {
-        atomic_store_explicit(&slot->pinned, true, memory_order_relaxed);
-        atomic_store_explicit(&slot->pin_errno, 0, memory_order_relaxed);
-        return true;
-    }
-out:
-    atomic_store_explicit(&slot->pinned, rc == 0, memory_order_relaxed);
-    atomic_store_explicit(&slot->pin_errno, rc, memory_order_relaxed);
-    if (rc && !pool->pin_told) {
-        pool->pin_told = true;
-        numoe_log_write(&pool->log, NUMOE_LOG_WARNING,
-                        "worker 0: the caller cannot be pinned to CPU %u (error %d), runs unpinned",
-                        slot->os_cpu, rc);
-    }
-    return false;
-}
-
 /* In the seat: be worker 0 until seq's number is `until`. */
 static void sit(struct numoe_pool *pool, uint64_t until)
 {
     struct numoe_pool_hand hand;
     struct numoe_pool_frame frame;
-    bool restore = pool->pin_caller && pin_caller(pool);
+    bool restore = pool->pin_caller && numoe_pool_pin_caller(pool);
 
     numoe_pool_hand_init(&hand, pool, 0, pool->chaos_turn++);
     numoe_pool_enter(&frame, pool);
     numoe_pool_participate(&hand, until);
     numoe_pool_leave(&frame);
     if (restore)
-        pthread_setaffinity_np(pthread_self(), pool->mask_size, pool->mask_saved);
+        numoe_pool_unpin_caller(pool);
 }
 
 void numoe_pool_help(struct numoe_pool *pool, uint64_t until)
@@ -286,6 +260,7 @@ int numoe_pool_run(struct numoe_pool *pool, const struct numoe_pool_job *job)
     if ((rc = refuse(pool)) || (rc = check_job(pool, job)))
         return rc;
     numoe_pool_turn_take(pool);
+    numoe_pool_tell_changes(pool);
     numoe_pool_help(pool, pool->base); /* a submitted job comes first */
     numoe_pool_help(pool, publish(pool, job, false));
     numoe_pool_turn_give(pool);
@@ -302,6 +277,7 @@ int numoe_pool_submit(struct numoe_pool *pool, const struct numoe_pool_job *job,
     if ((rc = refuse(pool)) || (rc = check_job(pool, job)))
         return rc;
     numoe_pool_turn_take(pool);
+    numoe_pool_tell_changes(pool);
     numoe_pool_help(pool, pool->base);
     mine = publish(pool, job, true);
     /* Pairs with the swap in numoe_pool_wait. */

@@ -32,6 +32,7 @@
  * SPDX-License-Identifier: Apache-2.0
  */
 #include "pool_internal.h"
+#include "pool_os.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -89,7 +90,7 @@ bool numoe_pool_join(struct numoe_pool *pool, const struct numoe_pool_view *view
 /* How far worker w is from the one before it; 0 when their groups are not known. */
 static uint32_t step(const struct numoe_pool_worker *workers, uint32_t w)
 {
-    return workers ? numoe_pool_distance(&workers[w - 1], &workers[w]) : 0;
+    return workers ? (uint32_t)numoe_pool_distance(&workers[w - 1], &workers[w]) : 0;
 }
 
 static uint32_t add_branch(struct numoe_pool *pool, uint32_t *count, uint32_t begin, uint32_t end)
@@ -154,11 +155,11 @@ static int build_join(struct numoe_pool *pool, const struct numoe_pool_worker *w
     uint32_t count, left;
     uint32_t *list;
 
-    pool->branches = calloc(most, sizeof *pool->branches);
+    pool->branches = numoe_pool_os_memory(most, sizeof *pool->branches);
     if (!pool->branches)
         return -ENOMEM;
     count = left = pool->leaf_count = add_leaves(pool, workers);
-    list = calloc(left, sizeof *list);
+    list = numoe_pool_os_memory(left, sizeof *list);
     if (!list)
         return -ENOMEM;
     for (uint32_t i = 0; i < left; i++)
@@ -169,7 +170,7 @@ static int build_join(struct numoe_pool *pool, const struct numoe_pool_worker *w
     if (left > 1)
         add_level(pool, workers, &count, list, left, UINT32_MAX);
     free(list);
-    pool->joins = numoe_pool_lines(count * sizeof *pool->joins);
+    pool->joins = numoe_pool_os_lines(count * sizeof *pool->joins, NUMOE_POOL_LINE);
     return pool->joins ? 0 : -ENOMEM;
 }
 
@@ -216,7 +217,7 @@ int numoe_pool_trees_create(struct numoe_pool *pool, const struct numoe_pool_wor
 {
     uint32_t used = 0;
 
-    pool->wake_order = calloc(pool->worker_count, sizeof *pool->wake_order);
+    pool->wake_order = numoe_pool_os_memory(pool->worker_count, sizeof *pool->wake_order);
     if (!pool->wake_order || build_join(pool, workers))
         return -ENOMEM;
     order_wakes(pool, workers, 0, pool->worker_count, &used);

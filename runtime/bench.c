@@ -239,10 +239,10 @@ uint64_t numoe_bench_buffer_bytes(const struct numoe_bench *bench)
 double numoe_bench_ceiling(struct numoe_bench *bench, enum numoe_ceiling ceiling)
 {
     /* Two passes over the buffer; the second begins as soon as the first is done. */
-    struct numoe_pool_job job = {
-        .context = bench,
-        .phase_count = ceiling == NUMOE_CEILING_READ ? 2 : 1,
-        .phases = {{ceiling_chunk, bench->chunks, NULL}, {ceiling_chunk, bench->chunks, NULL}}};
+    struct numoe_pool_job job = {.context = bench,
+                                 .phase_count = ceiling == NUMOE_CEILING_READ ? 2 : 1,
+                                 .phases = {{.run = ceiling_chunk, .items = bench->chunks},
+                                            {.run = ceiling_chunk, .items = bench->chunks}}};
     double begin, took, work = 0;
 
     if (ceiling != NUMOE_CEILING_READ && !bench->iterations[ceiling])

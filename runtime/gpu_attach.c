@@ -105,7 +105,7 @@ static void copy(void *user, void *to, uint64_t to_stride, const void *from, uin
         items = (rows + c.rows_an_item - 1) / c.rows_an_item;
     }
     if (items > 1 && items < NUMOE_POOL_MAX_ITEMS) {
-        job.phases[0] = (struct numoe_pool_phase){copy_item, (uint32_t)items, NULL};
+        job.phases[0] = (struct numoe_pool_phase){.run = copy_item, .items = (uint32_t)items};
         if (!numoe_pool_run(model->context->pool, &job))
             return;
     }

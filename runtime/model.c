@@ -206,7 +206,8 @@ static int populate(struct numoe_model *model, struct numoe_error *error)
         first[w] = (uint32_t)(items * w / workers);
     first[0] = 0;
     first[workers] = (uint32_t)items;
-    job.phases[0] = (struct numoe_pool_phase){populate_chunk, (uint32_t)items, first};
+    job.phases[0] =
+        (struct numoe_pool_phase){.run = populate_chunk, .items = (uint32_t)items, .first = first};
     rc = numoe_pool_run(model->context->pool, &job);
     if (!rc) {
         rc = atomic_load_explicit(&p.failed, memory_order_relaxed);
@@ -540,7 +541,7 @@ int numoe_expert_load(struct numoe_model *model, uint64_t layer, uint64_t expert
     }
     numoe_model_mark(model, layer, expert, false, false);
     pool_job = (struct numoe_pool_job){.context = &job, .phase_count = 1};
-    pool_job.phases[0] = (struct numoe_pool_phase){store_item, items, NULL};
+    pool_job.phases[0] = (struct numoe_pool_phase){.run = store_item, .items = items};
     rc = numoe_pool_run(model->context->pool, &pool_job);
     for (uint32_t i = 0; !rc && i < items; i++) {
         extreme = extreme || job.reports[i].extreme_scales;

@@ -935,29 +935,60 @@ static void run_combine(void *context, uint32_t item, uint32_t worker)
 }
 
 static void add_phase(struct numoe_pool_job *job, numoe_pool_fn *run, uint64_t items,
-                      const uint32_t *first)
+                      const uint32_t *first, double item_ns)
 {
-    job->phases[job->phase_count++] = (struct numoe_pool_phase){run, (uint32_t)items, first};
+    job->phases[job->phase_count++] = (struct numoe_pool_phase){
+        .run = run,
+        .items = (uint32_t)items,
+        .first = first,
+        .item_ns = item_ns < 1            ? 1
+                   : item_ns < UINT32_MAX ? (uint32_t)item_ns
+                                          : UINT32_MAX,
+    };
 }
 
-static uint64_t record_items(const struct numoe_schedule *s)
+/* How long items take is known well enough to judge whether a steal or a wake-up is worth it. */
+static void add_records(const struct numoe_schedule *s, struct numoe_pool_job *job)
 {
-    return (s->token_count + RECORD_TOKENS - 1) / RECORD_TOKENS;
+    const double token_ns = (double)s->model->shape.hidden / 4;
+
+    add_phase(job, run_records, (s->token_count + RECORD_TOKENS - 1) / RECORD_TOKENS, NULL,
+              token_ns * RECORD_TOKENS);
+}
+
+/* A core reads some 20 bytes a ns and does some 300 operations. */
+static void add_lanes(const struct numoe_schedule *s, struct numoe_pool_job *job)
+{
+    const double byte_ns = 1.0 / 20, token_byte_ns = 1.0 / 80;
+    double ns = 0;
+
+    for (uint32_t r = 0; r < s->run_count; r++)
+        ns += (double)s->runs[r].slice_count * (double)s->model->shape.bytes *
+              (byte_ns + s->runs[r].tokens * token_byte_ns);
+    add_phase(job, run_lane, s->lane_count, s->lane_first, ns / (s->lane_count + 1.0));
+}
+
+static void add_combine(const struct numoe_schedule *s, struct numoe_pool_job *job)
+{
+    const double rows = (double)s->token_first[s->token_count] / ((double)s->token_count + 1);
+    const double row_bytes = (double)s->combine_tiles * (double)(NUMOE_TILE * sizeof(float));
+
+    add_phase(job, run_combine, s->token_count * s->combine_chunks, NULL, rows * row_bytes / 10);
 }
 
 void numoe_schedule_job(struct numoe_schedule *s, struct numoe_pool_job *job)
 {
     *job = (struct numoe_pool_job){.context = s};
     if (!s->own_records)
-        add_phase(job, run_records, record_items(s), NULL);
-    add_phase(job, run_lane, s->lane_count, s->lane_first);
-    add_phase(job, run_combine, s->token_count * s->combine_chunks, NULL);
+        add_records(s, job);
+    add_lanes(s, job);
+    add_combine(s, job);
 }
 
 void numoe_schedule_deferred_jobs(struct numoe_schedule *s, struct numoe_pool_job *records,
                                   struct numoe_pool_job *lanes)
 {
     *records = *lanes = (struct numoe_pool_job){.context = s};
-    add_phase(records, run_records, record_items(s), NULL);
-    add_phase(lanes, run_lane, s->lane_count, s->lane_first);
+    add_records(s, records);
+    add_lanes(s, lanes);
 }

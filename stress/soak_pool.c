@@ -20,6 +20,7 @@ struct pool_job {
     uint64_t *values[PHASES]; /* by item */
     uint32_t *runs[PHASES];   /* how often each ran */
     uint32_t *first;          /* of phase 0, or NULL */
+    uint32_t item_ns;
     bool submit;
 };
 
@@ -70,7 +71,11 @@ static void job_free(struct pool_job *job)
 static int job_make(struct soak *soak, struct soak_random *random, uint32_t workers,
                     struct pool_job *job)
 {
-    *job = (struct pool_job){.salt = soak_next(random), .submit = soak_once(random, 3)};
+    static const uint32_t item_ns[] = {0, 1, 100, 100000};
+
+    *job = (struct pool_job){.salt = soak_next(random),
+                             .submit = soak_once(random, 3),
+                             .item_ns = item_ns[soak_below(random, 4)]};
     for (int p = 0; p < PHASES; p++) {
         job->items[p] = (uint32_t)(soak_once(random, 2) ? soak_between(random, 1, 40)
                                                         : soak_between(random, 1, MOST_ITEMS));
@@ -119,9 +124,9 @@ static int job_run(struct soak *soak, struct numoe_pool *pool, struct pool_job *
     const struct numoe_pool_job what = {
         .context = job,
         .phase_count = PHASES,
-        .phases = {{run_0, job->items[0], job->first},
-                   {run_1, job->items[1], NULL},
-                   {run_2, job->items[2], NULL}},
+        .phases = {{run_0, job->items[0], job->first, job->item_ns},
+                   {run_1, job->items[1], NULL, job->item_ns},
+                   {run_2, job->items[2], NULL, job->item_ns}},
     };
     uint64_t ticket;
     int rc;

@@ -37,7 +37,7 @@ holds pool_steal
 holds pool_steal -DEPOCHS=1
 holds pool_steal -DFLAT
 holds pool_steal -DUNEQUAL
-holds pool_steal -DWORKERS=3 -DITEMS=3 -DJOBS=2
+holds pool_steal -DWORKERS=3 -DITEMS=4 -DJOBS=2
 fails pool_steal -DNO_RECHECK -DEPOCHS=1
 fails pool_steal -DNO_RECHECK
 fails pool_steal -DUNEQUAL -DNO_SEQLOCK

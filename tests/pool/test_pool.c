@@ -462,41 +462,6 @@ Test(pool_steal, one_share_for_all_is_spread, .timeout = 20)
     numoe_pool_destroy(pool);
 }
 
-Test(pool_steal, nearest_victims_come_first)
-{
-    struct numoe_pool_worker workers[12];
-    struct numoe_pool_config config = NUMOE_POOL_CONFIG_INIT;
-    struct numoe_pool *pool;
-
-    /* Packages of six, nodes of three, the last node's workers in L3 groups of their own. */
-    for (uint32_t w = 0; w < 12; w++)
-        workers[w] =
-            (struct numoe_pool_worker){UINT32_MAX, w < 9 ? w / 3 : 100 + w, w / 3, w / 6, w / 6};
-    config.worker_count = 12;
-    config.workers = workers;
-    cr_assert_eq(numoe_pool_create(&config, &pool, NULL), 0);
-    cr_assert_eq(pool->kin_count, 6);
-    for (uint32_t w = 0; w < 12; w++) {
-        const struct numoe_pool_kin *kin = &pool->kins[pool->workers[w].kin];
-        uint64_t seen = 0;
-        cr_assert_eq(kin->ring[0], 0);
-        cr_assert_eq(kin->ring[NUMOE_POOL_RINGS], 12);
-        for (uint32_t d = 0; d < NUMOE_POOL_RINGS; d++) {
-            for (uint32_t i = kin->ring[d]; i < kin->ring[d + 1]; i++) {
-                const struct numoe_pool_worker *v = &workers[kin->order[i]];
-                uint32_t expected = v->l3 == workers[w].l3           ? 0
-                                    : v->node == workers[w].node     ? 1
-                                    : v->domain == workers[w].domain ? 2
-                                                                     : 4;
-                cr_assert_eq(d, expected);
-                seen |= (uint64_t)1 << kin->order[i];
-            }
-        }
-        cr_assert_eq(seen, 0xfff);
-    }
-    numoe_pool_destroy(pool);
-}
-
 Test(pool_steal, chaos_runs_every_item_once, .timeout = 60)
 {
     static const uint32_t items[] = {1000, 3, 64, 1, 500};
@@ -525,19 +490,19 @@ Test(pool_range, owner_takes_the_front_thief_half_of_the_back)
     uint32_t item, begin, end;
 
     cr_assert(!numoe_pool_range_take(&range, &item));
-    cr_assert(!numoe_pool_range_steal(&range, 0, 0, &begin, &end));
+    cr_assert(!numoe_pool_range_steal(&range, 0, 1, 0, &begin, &end));
     numoe_pool_range_put(&range, 10, 17, 5);
     cr_assert(numoe_pool_range_take(&range, &item));
     cr_assert_eq(item, 10);
-    cr_assert(numoe_pool_range_steal(&range, 5, 0, &begin, &end));
+    cr_assert(numoe_pool_range_steal(&range, 5, 1, 0, &begin, &end));
     cr_assert(begin == 14 && end == 17);
-    cr_assert(numoe_pool_range_steal(&range, 5, 1, &begin, &end));
+    cr_assert(numoe_pool_range_steal(&range, 5, 1, 1, &begin, &end));
     cr_assert(begin == 13 && end == 14);
     cr_assert(numoe_pool_range_take(&range, &item) && item == 11);
-    cr_assert(numoe_pool_range_steal(&range, 5, 0, &begin, &end));
+    cr_assert(numoe_pool_range_steal(&range, 5, 1, 0, &begin, &end));
     cr_assert(begin == 12 && end == 13);
     cr_assert(!numoe_pool_range_take(&range, &item));
-    cr_assert(!numoe_pool_range_steal(&range, 5, 0, &begin, &end));
+    cr_assert(!numoe_pool_range_steal(&range, 5, 1, 0, &begin, &end));
 }
 
 Test(pool_range, another_epoch_is_not_stolen_from)
@@ -546,9 +511,9 @@ Test(pool_range, another_epoch_is_not_stolen_from)
     uint32_t begin, end;
 
     numoe_pool_range_put(&range, 0, 8, 41);
-    cr_assert(!numoe_pool_range_steal(&range, 40, 0, &begin, &end));
-    cr_assert(!numoe_pool_range_steal(&range, 42, 0, &begin, &end));
-    cr_assert(numoe_pool_range_steal(&range, 41, 0, &begin, &end));
+    cr_assert(!numoe_pool_range_steal(&range, 40, 1, 0, &begin, &end));
+    cr_assert(!numoe_pool_range_steal(&range, 42, 1, 0, &begin, &end));
+    cr_assert(numoe_pool_range_steal(&range, 41, 1, 0, &begin, &end));
 }
 
 Test(pool_range, the_last_items_do_not_carry)
@@ -560,7 +525,7 @@ Test(pool_range, the_last_items_do_not_carry)
     cr_assert(numoe_pool_range_take(&range, &item) && item == NUMOE_POOL_MAX_ITEMS - 2);
     cr_assert(numoe_pool_range_take(&range, &item) && item == NUMOE_POOL_MAX_ITEMS - 1);
     cr_assert(!numoe_pool_range_take(&range, &item));
-    cr_assert(!numoe_pool_range_steal(&range, UINT64_MAX, 0, &begin, &end));
+    cr_assert(!numoe_pool_range_steal(&range, UINT64_MAX, 1, 0, &begin, &end));
     cr_assert_eq(range >> 48, 0xffff);
 }
 

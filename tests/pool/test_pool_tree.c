@@ -1,6 +1,7 @@
 /* The trees over the workers: counting finished items, and the order of waking. */
 #include "numoe_pool.h"
 #include "pool_internal.h"
+#include "pool_os.h"
 
 #include <criterion/criterion.h>
 #include <stdlib.h>
@@ -18,11 +19,11 @@ static uint64_t next(uint64_t *state)
 /* A pool without threads, as far as the trees need one. */
 static struct numoe_pool *make(uint32_t count, const struct numoe_pool_worker *workers)
 {
-    struct numoe_pool *pool = numoe_pool_lines(sizeof *pool);
+    struct numoe_pool *pool = numoe_pool_os_lines(sizeof *pool, NUMOE_POOL_LINE);
 
     cr_assert_not_null(pool);
     pool->worker_count = count;
-    pool->workers = numoe_pool_lines(count * sizeof *pool->workers);
+    pool->workers = numoe_pool_os_lines(count * sizeof *pool->workers, NUMOE_POOL_LINE);
     cr_assert_not_null(pool->workers);
     cr_assert_eq(numoe_pool_trees_create(pool, workers), 0);
     return pool;

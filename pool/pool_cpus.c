@@ -1,0 +1,242 @@
+/*
+ * pool_cpus.c - which CPUs the workers are on, how many there are, and what becomes of that while
+ * the pool lives.
+ *
+ * CPUs may go: one is taken offline, the cpuset shrinks, somebody sets another mask. The kernel
+ * then moves the threads, also pinned ones, and nothing is told. So a worker that is about to sleep
+ * looks whether it is still on its CPU; if not it is counted as unpinned, with ENODEV, until it is
+ * found there again (the kernel puts it back when it can). A worker without a CPU of its own looks,
+ * no more than once a second for the whole pool, how many CPUs it may use. With more workers than
+ * CPUs the pool spins shortly and, if nobody is pinned, wakes no more workers than there are CPUs.
+ *
+ * What a worker notes is its own slot's; the counting is done by one at a time (`watching`). The
+ * caller that has the seat next tells of it through the log (`cpus_changed`).
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#include "pool_internal.h"
+#include "pool_os.h"
+
+#include <errno.h>
+#include <string.h>
+
+/* Spinning takes time from workers that have items when there are more workers than CPUs. */
+#define CROWDED_SPIN_NS 2000
+#define WATCH_NS 1000000000u
+
+static void note_pin(struct numoe_pool_worker_slot *slot, int rc)
+{
+    /* A snapshot for numoe_pool_stats; orders nothing. */
+    atomic_store_explicit(&slot->pin_errno, rc, memory_order_relaxed);
+    atomic_store_explicit(&slot->pinned, rc == 0, memory_order_relaxed);
+}
+
+static bool is_pinned(const struct numoe_pool_worker_slot *slot)
+{
+    return atomic_load_explicit((_Atomic bool *)&slot->pinned, memory_order_relaxed);
+}
+
+/* ---- masks ----------------------------------------------------------------------------------- */
+
+/* Masks as large as the kernel's own. @return 0 or a positive errno */
+int numoe_pool_masks_create(struct numoe_pool *pool)
+{
+    size_t size = sizeof(cpu_set_t);
+    cpu_set_t *mask;
+    int rc = EINVAL;
+
+    while (rc == EINVAL && size <= (size_t)1 << 20) {
+        mask = numoe_pool_os_memory(1, size);
+        if (!mask)
+            return ENOMEM;
+        rc = numoe_pool_os_get_affinity(size, mask);
+        free(mask);
+        if (rc == EINVAL)
+            size *= 2;
+    }
+    /* Refused altogether (a filter): pinning will be refused as well, and reported then. */
+    pool->mask_size = size;
+    pool->mask_saved = numoe_pool_os_memory(1, size);
+    pool->mask_pinned = numoe_pool_os_memory(1, size);
+    pool->mask_counted = numoe_pool_os_memory(1, size);
+    return pool->mask_saved && pool->mask_pinned && pool->mask_counted ? 0 : ENOMEM;
+}
+
+void numoe_pool_masks_destroy(struct numoe_pool *pool)
+{
+    free(pool->mask_counted);
+    free(pool->mask_pinned);
+    free(pool->mask_saved);
+}
+
+/* ---- pinning --------------------------------------------------------------------------------- */
+
+static int pin_self(const struct numoe_pool *pool, uint32_t os_cpu)
+{
+    cpu_set_t *mask;
+    int rc;
+
+    if (os_cpu >= pool->mask_size * 8)
+        return EINVAL; /* past every CPU the system can have */
+    mask = numoe_pool_os_memory(1, pool->mask_size);
+    if (!mask)
+        return ENOMEM;
+    CPU_SET_S(os_cpu, pool->mask_size, mask);
+    rc = numoe_pool_os_set_affinity(pool->mask_size, mask);
+    free(mask);
+    return rc;
+}
+
+void numoe_pool_pin_worker(struct numoe_pool_worker_slot *slot)
+{
+    if (slot->os_cpu != UINT32_MAX)
+        note_pin(slot, pin_self(slot->pool, slot->os_cpu));
+}
+
+bool numoe_pool_pin_caller(struct numoe_pool *pool)
+{
+    struct numoe_pool_worker_slot *slot = &pool->workers[0];
+    bool moved = false;
+    int rc;
+
+    rc = numoe_pool_os_get_affinity(pool->mask_size, pool->mask_saved);
+    if (rc == 0 && !CPU_EQUAL_S(pool->mask_size, pool->mask_saved, pool->mask_pinned)) {
+        rc = numoe_pool_os_set_affinity(pool->mask_size, pool->mask_pinned);
+        moved = rc == 0;
+    }
+    note_pin(slot, rc);
+    if (rc && !pool->pin_told)
+        numoe_log_write(&pool->log, NUMOE_LOG_WARNING,
+                        "worker 0: the caller cannot be pinned to CPU %u (error %d), runs unpinned",
+                        slot->os_cpu, rc);
+    pool->pin_told = rc != 0;
+    return moved;
+}
+
+void numoe_pool_unpin_caller(struct numoe_pool *pool)
+{
+    numoe_pool_os_set_affinity(pool->mask_size, pool->mask_saved);
+}
+
+/* ---- counting -------------------------------------------------------------------------------- */
+
+static bool count_cpus(struct numoe_pool *pool)
+{
+    uint64_t spin_ns = pool->spin_wanted_ns;
+    cpu_set_t *mask = pool->mask_counted;
+    uint32_t cpus, limit = UINT32_MAX, before;
+    bool any_pinned = false;
+
+    if (numoe_pool_os_get_affinity(pool->mask_size, mask))
+        memset(mask, 0, pool->mask_size);
+    for (uint32_t w = 0; w < pool->worker_count; w++) {
+        const struct numoe_pool_worker_slot *slot = &pool->workers[w];
+        if (!is_pinned(slot))
+            continue;
+        CPU_SET_S(slot->os_cpu, pool->mask_size, mask);
+        any_pinned = true;
+    }
+    cpus = (uint32_t)CPU_COUNT_S(pool->mask_size, mask);
+    if (cpus != 0 && pool->worker_count > cpus) {
+        if (spin_ns > CROWDED_SPIN_NS)
+            spin_ns = CROWDED_SPIN_NS;
+        /* Pinned workers that are awake may all be on one CPU: then no number is enough. */
+        if (!any_pinned)
+            limit = cpus;
+    }
+    /* Advice to workers; which of two values one of them sees makes no difference. */
+    atomic_store_explicit(&pool->spin_ns, spin_ns, memory_order_relaxed);
+    atomic_store_explicit(&pool->awake_limit, limit, memory_order_relaxed);
+    before = atomic_exchange_explicit(&pool->cpus, cpus, memory_order_relaxed);
+    return before != cpus;
+}
+
+void numoe_pool_count_cpus(struct numoe_pool *pool)
+{
+    count_cpus(pool);
+    atomic_store_explicit(&pool->watch_ns, numoe_pool_os_now_ns() + WATCH_NS, memory_order_relaxed);
+}
+
+/* Whether the worker's pinning has changed. */
+static bool look_at_own_cpu(struct numoe_pool_worker_slot *slot)
+{
+    const int cpu = numoe_pool_os_cpu();
+    const bool there = cpu < 0 || (uint32_t)cpu == slot->os_cpu;
+
+    if (there == is_pinned(slot))
+        return false;
+    if (there && atomic_load_explicit(&slot->pin_errno, memory_order_relaxed) != ENODEV)
+        return false; /* was never pinned, is there by chance */
+    note_pin(slot, there ? 0 : ENODEV);
+    return true;
+}
+
+void numoe_pool_watch(struct numoe_pool_hand *hand)
+{
+    struct numoe_pool *pool = hand->pool;
+    bool changed = false;
+    uint64_t now, due;
+
+    if (hand->worker == 0)
+        return; /* the caller's CPUs are its own affair */
+    if (hand->slot->os_cpu != UINT32_MAX) {
+        changed = look_at_own_cpu(hand->slot);
+        if (changed)
+            atomic_store_explicit(&pool->cpus_changed, true, memory_order_relaxed);
+        if (is_pinned(hand->slot))
+            return; /* its mask says nothing about other workers */
+    }
+    now = numoe_pool_os_now_ns();
+    due = atomic_load_explicit(&pool->watch_ns, memory_order_relaxed);
+    if (!changed && now < due)
+        return;
+    /* Acquire and release: the mask is the one's who watches. Who finds another at it leaves it to
+     * that one, or to a later look. */
+    if (atomic_exchange_explicit(&pool->watching, true, memory_order_acquire))
+        return;
+    atomic_store_explicit(&pool->watch_ns, now + WATCH_NS, memory_order_relaxed);
+    if (count_cpus(pool))
+        atomic_store_explicit(&pool->cpus_changed, true, memory_order_relaxed);
+    atomic_store_explicit(&pool->watching, false, memory_order_release);
+}
+
+/* ---- telling --------------------------------------------------------------------------------- */
+
+void numoe_pool_tell_refusals(const struct numoe_pool *pool)
+{
+    char text[128];
+
+    for (uint32_t w = 1; w < pool->worker_count; w++) {
+        const struct numoe_pool_worker_slot *slot = &pool->workers[w];
+        int rc = atomic_load_explicit((_Atomic int *)&slot->pin_errno, memory_order_relaxed);
+        if (rc)
+            numoe_log_write(&pool->log, NUMOE_LOG_WARNING,
+                            "worker %u: cannot be pinned to CPU %u, runs unpinned: %s", w,
+                            slot->os_cpu, strerror_r(rc, text, sizeof text));
+        if (slot->name_errno)
+            numoe_log_write(&pool->log, NUMOE_LOG_DEBUG, "worker %u: thread not named: %s", w,
+                            strerror_r(slot->name_errno, text, sizeof text));
+    }
+}
+
+void numoe_pool_tell_changes(struct numoe_pool *pool)
+{
+    uint32_t gone = 0, first = 0;
+
+    if (!atomic_load_explicit(&pool->cpus_changed, memory_order_relaxed))
+        return;
+    atomic_store_explicit(&pool->cpus_changed, false, memory_order_relaxed);
+    for (uint32_t w = 1; w < pool->worker_count; w++) {
+        if (atomic_load_explicit(&pool->workers[w].pin_errno, memory_order_relaxed) != ENODEV)
+            continue;
+        if (gone++ == 0)
+            first = w;
+    }
+    if (gone)
+        numoe_log_write(&pool->log, NUMOE_LOG_WARNING,
+                        "%u workers are no longer on their CPUs, which are gone or no longer "
+                        "allowed: worker %u was on CPU %u; they run where the system puts them",
+                        gone, first, pool->workers[first].os_cpu);
+    numoe_log_write(&pool->log, NUMOE_LOG_INFO, "%u workers have %u CPUs now", pool->worker_count,
+                    atomic_load_explicit(&pool->cpus, memory_order_relaxed));
+}
