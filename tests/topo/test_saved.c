@@ -396,7 +396,7 @@ Test(topo_saved, contradictions_are_refused)
         {"\"pairs\":[{\"domain\":0", "\"pairs\":[{\"domain\":2", "range"},
         {"\"latency_ns\":81.5", "\"latency_ns\":1e10", "range"},
         {"\"together_mbs\":[9000,", "\"together_mbs\":[", "items"},
-        {"\"together_mbs\":[9000,", "\"together_mbs\":[-9,", "bandwidth"},
+        {"\"together_mbs\":[9000,", "\"together_mbs\":[-9,", "range"},
         {"\"devices\": []",
          "\"devices\": [{\"name\":\"a name that is longer than thirty-one characters\"}]", "long"},
         {"\"devices\": []",
