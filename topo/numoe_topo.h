@@ -245,7 +245,7 @@ struct numoe_plan_machine_node {
     uint32_t os_index;
     enum numoe_node_kind kind;
     bool allowed;
-    uint32_t domain;
+    uint32_t domain, package; /**< as in struct numoe_node */
     uint64_t capacity_bytes;
 };
 
@@ -394,9 +394,14 @@ int numoe_plan_compare(const struct numoe_plan *plan, const struct numoe_machine
                        struct numoe_plan_changes *changes);
 void numoe_plan_changes_free(struct numoe_plan_changes *changes);
 
-/** @return 0; -ESTALE when there are changes, the first of them in the message; -ENOMEM */
+/**
+ * Refuse a machine with changes.
+ * @param log  gets those that the message has no room for, each with its own; NULL: they are only
+ *             counted
+ * @return 0; -ESTALE with the first changes in the message; -ENOMEM
+ */
 int numoe_plan_check(const struct numoe_plan *plan, const struct numoe_machine *machine,
-                     struct numoe_error *error);
+                     const struct numoe_log *log, struct numoe_error *error);
 
 /* ---- memory --------------------------------------------------------------------------------- */
 

@@ -281,7 +281,8 @@ void numoe_plan_changes_free(struct numoe_plan_changes *changes)
 }
 
 /* The first changes that fit, and how many there are besides. */
-static int refuse(const struct numoe_plan_changes *changes, struct numoe_error *error)
+static int refuse(const struct numoe_plan_changes *changes, const struct numoe_log *log,
+                  struct numoe_error *error)
 {
     char text[sizeof error->message - 96] = "", more[32] = "";
     size_t used = 0;
@@ -297,12 +298,14 @@ static int refuse(const struct numoe_plan_changes *changes, struct numoe_error *
     }
     if (shown < changes->count)
         snprintf(more, sizeof more, "; and %u more", changes->count - shown);
+    for (uint32_t i = shown; i < changes->count; i++)
+        numoe_log_write(log, NUMOE_LOG_WARNING, "since it was planned: %s", changes->list[i]);
     return numoe_error_set(error, -ESTALE, "plan",
                            "the machine is not the one it was made for: %s%s", text, more);
 }
 
 int numoe_plan_check(const struct numoe_plan *plan, const struct numoe_machine *machine,
-                     struct numoe_error *error)
+                     const struct numoe_log *log, struct numoe_error *error)
 {
     struct numoe_plan_changes changes;
     int rc;
@@ -311,7 +314,7 @@ int numoe_plan_check(const struct numoe_plan *plan, const struct numoe_machine *
         return numoe_error_set(error, -EINVAL, "numoe_plan_check", "plan or machine missing");
     if (numoe_plan_compare(plan, machine, &changes))
         return numoe_error_set(error, -ENOMEM, "plan", "out of memory");
-    rc = changes.count ? refuse(&changes, error) : 0;
+    rc = changes.count ? refuse(&changes, log, error) : 0;
     numoe_plan_changes_free(&changes);
     return rc;
 }

@@ -41,6 +41,7 @@ static bool keep_nodes(const struct numoe_machine *machine, struct numoe_plan_ma
             .kind = node->kind,
             .allowed = node->allowed,
             .domain = node->domain,
+            .package = node->package,
             .capacity_bytes = node->capacity_bytes,
         };
     }

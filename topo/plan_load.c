@@ -101,6 +101,7 @@ static void read_machine_nodes(struct topo_reader *in, const json_t *object,
         node->kind = topo_read_kind(in, item, "kind");
         node->allowed = topo_read_boolean(in, item, "allowed");
         node->domain = topo_read_u32(in, item, "domain", TOPO_MAX_NODES - 1);
+        node->package = topo_read_index(in, item, "package", TOPO_MAX_PUS);
         node->capacity_bytes = topo_read_number(in, item, "capacity_bytes", PLAN_SHARE_ONE);
         if (find_node(machine, node->os_index) != NUMOE_NONE)
             topo_read_wrong(in, "os_index", "is %u, which appears twice", node->os_index);
@@ -167,6 +168,8 @@ static void place_node(struct topo_reader *in, const struct numoe_plan *plan,
         return;
     }
     at = &plan->machine.nodes[node->node];
+    node->domain = at->domain;
+    node->package = at->package;
     if (node > plan->nodes && node->node <= node[-1].node)
         topo_read_wrong(in, "os_index", "is %u, out of order or there twice", node->os_index);
     if (!at->allowed || at->kind == NUMOE_NODE_GPU)

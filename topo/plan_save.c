@@ -55,6 +55,7 @@ static json_t *save_machine_nodes(const struct numoe_plan_machine *machine)
         topo_json_set(&object, "kind", json_string(topo_kind_name(node->kind)));
         topo_json_set(&object, "allowed", json_boolean(node->allowed));
         topo_json_set(&object, "domain", json_integer(node->domain));
+        topo_json_set(&object, "package", topo_json_index(node->package));
         topo_json_set(&object, "capacity_bytes", topo_json_number(node->capacity_bytes));
         topo_json_append(&array, object);
     }
@@ -141,8 +142,6 @@ json_t *plan_json(const struct numoe_plan *plan)
     topo_json_set(&root, PLAN_FORM_KEY, json_integer(PLAN_FORM_VERSION));
     topo_json_set(&root, "source", topo_json_string(plan->source));
     topo_json_set(&root, "shape", save_shape(&plan->shape));
-    topo_json_set(&root, "request", save_request(&plan->request));
-    topo_json_set(&root, "machine", save_machine(&plan->machine));
     topo_json_set(&root, "nodes", save_nodes(plan));
     topo_json_set(&root, "workers", save_workers(plan));
     topo_json_set(&root, "total_bytes", topo_json_number(plan_total_bytes(plan)));
@@ -151,6 +150,8 @@ json_t *plan_json(const struct numoe_plan *plan)
     topo_json_set(&root, "expert_step", topo_json_number(plan->expert_step));
     topo_json_set(&root, "distances",
                   topo_json_list(plan->distances, (size_t)plan->node_count * plan->node_count));
+    topo_json_set(&root, "request", save_request(&plan->request));
+    topo_json_set(&root, "machine", save_machine(&plan->machine));
     topo_json_set(&root, "notes", topo_json_notes(plan->notes, plan->note_count));
     return root;
 }
