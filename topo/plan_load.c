@@ -19,9 +19,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void read_shape(struct topo_reader *in, const json_t *root, struct numoe_expert_shape *shape)
+static void read_shape(struct topo_reader *in, const json_t *root, struct numoe_expert_shape *shape,
+                       struct plan_totals *totals)
 {
     const json_t *object = topo_read_object(in, root, "shape");
+    struct numoe_error error = NUMOE_ERROR_INIT;
 
     shape->layers = topo_read_number(in, object, "layers", INT64_MAX);
     shape->experts = topo_read_number(in, object, "experts", INT64_MAX);
@@ -31,6 +33,8 @@ static void read_shape(struct topo_reader *in, const json_t *root, struct numoe_
     shape->experts_per_token = topo_read_number(in, object, "experts_per_token", INT64_MAX);
     shape->expert_bytes = topo_read_number(in, object, "expert_bytes", INT64_MAX);
     topo_read_outside(in);
+    if (!in->rc && plan_count_totals(shape, totals, &error))
+        topo_read_wrong(in, "shape", "cannot be: %s", error.message);
 }
 
 /* ---- the request ---- */
@@ -301,20 +305,14 @@ static void compare(struct topo_reader *in, const char *key, uint64_t have, uint
 }
 
 /* What nodes hold must be what follows from the shares: memory is reserved by it. */
-static void check_totals(struct topo_reader *in, const json_t *root, struct numoe_plan *plan)
+static void check_nodes(struct topo_reader *in, const json_t *root, struct numoe_plan *plan,
+                        const struct plan_totals *totals)
 {
-    struct numoe_error error = NUMOE_ERROR_INIT;
-    struct plan_totals totals;
-
-    if (in->rc)
-        return;
-    if (plan_count_totals(&plan->shape, &totals, &error))
-        topo_read_wrong(in, "shape", "cannot be: %s", error.message);
     for (uint32_t i = 0; i < plan->node_count && !in->rc; i++) {
         struct numoe_plan_node *node = &plan->nodes[i];
         struct numoe_plan_node said = *node;
 
-        plan_count_node(plan, &totals, i);
+        plan_count_node(plan, totals, i);
         node->weight = plan_weight(plan, i);
         snprintf(in->at, sizeof in->at, "nodes[%u]", i);
         compare(in, "slices", said.slice_count, node->slice_count);
@@ -329,8 +327,10 @@ static void check_totals(struct topo_reader *in, const json_t *root, struct numo
 
 static void read_plan(struct topo_reader *in, const json_t *root, struct numoe_plan *plan)
 {
+    struct plan_totals totals = {0};
+
     plan->source = topo_read_copy(in, json_object_get(root, "source"), "source");
-    read_shape(in, root, &plan->shape);
+    read_shape(in, root, &plan->shape, &totals);
     plan->request.size = sizeof plan->request;
     plan->request.shape = plan->shape;
     read_request(in, root, &plan->request);
@@ -339,7 +339,7 @@ static void read_plan(struct topo_reader *in, const json_t *root, struct numoe_p
     read_workers(in, root, plan);
     check_cpus_used(in, plan);
     read_shares(in, root, plan);
-    check_totals(in, root, plan);
+    check_nodes(in, root, plan, &totals);
     plan->distances = topo_read_distances(in, root, "distances", plan->node_count);
     topo_read_notes(in, root, &plan->notes, &plan->note_count);
 }
