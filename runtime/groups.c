@@ -14,8 +14,7 @@ static uint32_t served_by(const struct numoe_plan *plan, uint32_t n)
     for (uint32_t i = 0; i < plan->node_count; i++) {
         const uint32_t distance = plan->distances[(size_t)n * plan->node_count + i];
 
-        /* some node has workers, whatever the distance to it */
-        if (plan->nodes[i].worker_count && (home == n || distance < best)) {
+        if (plan->nodes[i].worker_count && distance < best) {
             best = distance;
             home = i;
         }

@@ -231,9 +231,9 @@ static void read_worker(struct topo_reader *in, const json_t *item, const struct
     else if (os_node != node->os_index)
         topo_read_wrong(in, "node", "is %u: by nodes[].workers this one is at node %u", os_node,
                         node->os_index);
-    else if (!cpu)
+    if (!cpu)
         topo_read_wrong(in, "os_cpu", "is %u, which is not among machine.cpus", worker->os_cpu);
-    if (in->rc)
+    if (in->rc || !cpu)
         return;
     worker->pu = cpu->index;
     worker->l3 = cpu->l3;

@@ -33,7 +33,7 @@ int topo_file_read(const char *path, size_t most, const char *what, char **text,
 {
     struct stat info;
     char *made = NULL;
-    size_t size;
+    size_t size = 0;
     int fd, rc;
 
     /* a pipe without a writer must not hold up the open */
