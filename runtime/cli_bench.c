@@ -269,9 +269,9 @@ static int run(const struct cli_values *values)
 }
 
 static const enum cli_option options[] = {
-    CLI_MODEL,  CLI_LAYERS,  CLI_EXPERTS,  CLI_TOKENS,   CLI_ISAS,  CLI_ARITHMETICS,
-    CLI_REPEAT, CLI_WORKERS, CLI_THREADS,  CLI_TOPOLOGY, CLI_NODES, CLI_CPUS,
-    CLI_SEED,   CLI_GPU,     CLI_RESIDENT, CLI_STREAM,   CLI_JSON,  CLI_END};
+    CLI_MODEL, CLI_LAYERS,   CLI_EXPERTS, CLI_TOKENS,   CLI_ISAS,  CLI_ARITHMETICS, CLI_REPEAT,
+    CLI_PLAN,  CLI_WORKERS,  CLI_THREADS, CLI_TOPOLOGY, CLI_NODES, CLI_CPUS,        CLI_SEED,
+    CLI_GPU,   CLI_RESIDENT, CLI_STREAM,  CLI_JSON,     CLI_END};
 
 const struct cli_verb cli_bench = {
     .name = "bench",
@@ -282,8 +282,10 @@ const struct cli_verb cli_bench = {
         "random activations with fresh random routing in each repetition. The read bandwidth\n"
         "and the multiplier's peak of the same workers are measured in turns with it; the\n"
         "fractions are medians over the turns. Some outputs are compared with a float64\n"
-        "reference. With --topology another machine's plan is executed here. --model is v4-flash "
-        "and --tokens 1,4,16,64,256,1024 unless given.\n"
+        "reference. With --topology another machine's plan is executed here. --model is\n"
+        "v4-flash and --tokens 1,4,16,64,256,1024 unless given. A plan for --plan is made with the "
+        "same\n"
+        "--model, --layers and --experts.\n"
         "With --gpu the layer is timed on a GPU: --resident with its weights in device memory,\n"
         "beside the device's read bandwidth; --stream copies eight layers (or --layers) from host\n"
         "memory while they compute, beside the best rate of the link. --tokens is then\n"

@@ -17,7 +17,9 @@ const char cli_exit_help[] = "Exit status:\n"
                              "  2  the command line is wrong\n"
                              "  3  does not fit: memory of a node, or room on the disk, is short\n"
                              "  4  a file, checkpoint or topology is missing, damaged or unknown\n"
-                             "  5  results differ from the reference by more than the limit\n";
+                             "  5  results differ from the reference by more than the limit\n"
+                             "  6  a plan is for another machine, one that has changed, or another "
+                             "model\n";
 
 struct option_text {
     const char *name;
@@ -67,6 +69,9 @@ static const struct option_text option_texts[] = {
                             "read bandwidth of a node while all are read, as in 9.6GB/s or\n"
                             "0-15=9.6GB/s (default: as measured, else by the CPU's name)"},
     [CLI_PASS_TOKENS] = {"tokens", "LIST", "predict passes of so many tokens, as in 1,4096"},
+    [CLI_PLAN] = {"plan", "FILE",
+                  "use the plan that numoe plan --json wrote to FILE, after checking that the\n"
+                  "machine and the model are those it was made for"},
     [CLI_PNG] = {"png", "FILE", "write a picture of the plan, as PNG"},
     [CLI_REPEAT] = {"repeat", "N", "repetitions of each measurement (default: by time)"},
     [CLI_RESERVE_CPUS] = {"reserve-cpus", "LIST",
@@ -327,6 +332,11 @@ static int set_option(enum cli_option option, const char *text, struct cli_value
         return cli_parse_list(text, &values->nodes, error);
     case CLI_NODE_BANDWIDTH:
         return cli_parse_rates(text, values, error);
+    case CLI_PLAN:
+        if (!*text)
+            return numoe_error_set(error, -EINVAL, NULL, "is empty; a file is needed");
+        values->plan = text;
+        return 0;
     case CLI_PNG:
         values->png = text;
         return 0;

@@ -15,11 +15,12 @@
 
 enum cli_exit {
     CLI_OK = 0,
-    CLI_FAILURE = 1,     /* anything that has no code of its own */
-    CLI_USAGE = 2,       /* the command line is wrong */
-    CLI_NO_ROOM = 3,     /* memory, or the disk for synth, is too small */
-    CLI_BAD_INPUT = 4,   /* a file, checkpoint or topology is missing, damaged or not known */
-    CLI_CHECK_FAILED = 5 /* results differ from the reference by more than the limit */
+    CLI_FAILURE = 1,      /* anything that has no code of its own */
+    CLI_USAGE = 2,        /* the command line is wrong */
+    CLI_NO_ROOM = 3,      /* memory, or the disk for synth, is too small */
+    CLI_BAD_INPUT = 4,    /* a file, checkpoint or topology is missing, damaged or not known */
+    CLI_CHECK_FAILED = 5, /* results differ from the reference by more than the limit */
+    CLI_STALE_PLAN = 6 /* a plan is for another machine, one that has changed, or another model */
 };
 
 /* Options by the names they have on the command line; what each means is in cli_options.c. */
@@ -45,6 +46,7 @@ enum cli_option {
     CLI_NODES,
     CLI_NODE_BANDWIDTH,
     CLI_PASS_TOKENS,
+    CLI_PLAN,
     CLI_PNG,
     CLI_REPEAT,
     CLI_RESERVE_CPUS,
@@ -77,7 +79,7 @@ struct cli_rate {
 
 /* What the command line says; zero or NULL where it says nothing. */
 struct cli_values {
-    const char *directory, *model, *save, *topology, *svg, *png;
+    const char *directory, *model, *save, *topology, *svg, *png, *plan;
     struct cli_list cpus, nodes, tokens;
     uint64_t duration_s, experts, layers, keep_free_bytes, seed, steps;
     uint32_t repeat, threads, workers;

@@ -73,6 +73,8 @@ static int exit_code(enum cli_stage stage, int code)
     case -ENOENT:
     case -ENOTDIR:
         return CLI_BAD_INPUT;
+    case -ESTALE:
+        return CLI_STALE_PLAN;
     case -EINVAL:
     case -E2BIG:
     case -EDOM:
@@ -121,6 +123,12 @@ struct numoe_log cli_log(void)
     return (struct numoe_log){log_message, NULL};
 }
 
+/* Whether an error is about a file that the command line names; where may have been cut. */
+static bool is_about(const struct numoe_error *error, const char *path)
+{
+    return path && *error->where && !strncmp(error->where, path, sizeof error->where - 1);
+}
+
 int cli_open(const char *verb, const struct cli_values *values, const char *isa,
              struct numoe **context)
 {
@@ -137,13 +145,18 @@ int cli_open(const char *verb, const struct cli_values *values, const char *isa,
     options.keep_free_bytes = values->keep_free_bytes;
     options.memory_policy = values->memory_policy;
     options.memory_spill = values->spill;
+    options.plan_file = values->plan;
     options.isa = isa;
     options.pin_caller = true;
     options.gpu = values->gpu ? NUMOE_GPU_ON : NUMOE_GPU_OFF;
     options.gpu_stream = values->stream;
     options.log = cli_log();
     if (numoe_open(&options, context, &error))
-        return cli_report(verb, CLI_STAGE_OPTIONS, &error);
+        return cli_report(verb,
+                          is_about(&error, values->topology) || is_about(&error, values->plan)
+                              ? CLI_STAGE_INPUT
+                              : CLI_STAGE_OPTIONS,
+                          &error);
     return CLI_OK;
 }
 

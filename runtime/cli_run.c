@@ -321,10 +321,10 @@ close:
     return code;
 }
 
-static const enum cli_option options[] = {CLI_TOKENS,  CLI_REPEAT,   CLI_ARITHMETIC, CLI_ISA,
-                                          CLI_WORKERS, CLI_TOPOLOGY, CLI_MEMORY,     CLI_SPILL,
-                                          CLI_NODES,   CLI_CPUS,     CLI_KEEP_FREE,  CLI_SEED,
-                                          CLI_GPU,     CLI_STREAM,   CLI_JSON,       CLI_END};
+static const enum cli_option options[] = {
+    CLI_TOKENS,   CLI_REPEAT, CLI_ARITHMETIC, CLI_ISA,   CLI_PLAN, CLI_WORKERS,
+    CLI_TOPOLOGY, CLI_MEMORY, CLI_SPILL,      CLI_NODES, CLI_CPUS, CLI_KEEP_FREE,
+    CLI_SEED,     CLI_GPU,    CLI_STREAM,     CLI_JSON,  CLI_END};
 
 const struct cli_verb cli_run = {
     .name = "run",
@@ -336,8 +336,9 @@ const struct cli_verb cli_run = {
         "random routing. Shows for each layer the time, the bytes of experts read and their\n"
         "share of the read bandwidth measured at the same time, the distance of some outputs\n"
         "to a float64 reference, and what memory is used where. With --topology the plan is\n"
-        "made for that machine and executed on this one, unpinned. --tokens is 1,16 unless\n"
-        "given.\n",
+        "made for that machine and executed on this one, unpinned. With --plan nothing is\n"
+        "planned: nodes, CPUs and shares are those of the file, and a machine or model that is\n"
+        "not what it was made for is refused. --tokens is 1,16 unless given.\n",
     .directory = CLI_DIRECTORY_REQUIRED,
     .options = options,
     .run = run,

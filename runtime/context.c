@@ -61,28 +61,6 @@ static int copy_list(const uint32_t *list, uint32_t count, uint32_t **out, uint3
     return 0;
 }
 
-/* What every plan of this context asks for; a model adds its shape. */
-static void plan_request(const struct numoe *context, struct numoe_plan_request *request)
-{
-    *request = (struct numoe_plan_request)NUMOE_PLAN_REQUEST_INIT;
-    request->workers = context->worker_request;
-    request->nodes = context->nodes;
-    request->node_count = context->node_count;
-    request->cpus = context->cpus;
-    request->cpu_count = context->cpu_count;
-    request->keep_free_bytes = context->keep_free_bytes;
-}
-
-int numoe_context_plan(const struct numoe *context, const struct numoe_expert_shape *shape,
-                       struct numoe_plan **plan, struct numoe_error *error)
-{
-    struct numoe_plan_request request;
-
-    plan_request(context, &request);
-    request.shape = *shape;
-    return numoe_plan_create(context->machine, &request, plan, error);
-}
-
 static int start_pool(struct numoe *context, const struct numoe_options *options,
                       struct numoe_error *error)
 {
@@ -149,7 +127,6 @@ static int open_gpu(struct numoe *context, const struct numoe_options *options,
 
 int numoe_open(const struct numoe_options *options, struct numoe **out, struct numoe_error *error)
 {
-    const struct numoe_expert_shape nothing = {0};
     struct numoe_options o;
     struct numoe *context;
     struct numoe_error why = NUMOE_ERROR_INIT;
@@ -189,7 +166,7 @@ int numoe_open(const struct numoe_options *options, struct numoe **out, struct n
     rc = numoe_machine_load(o.topology, &context->machine, error);
     if (rc)
         goto fail;
-    rc = numoe_context_plan(context, &nothing, &context->plan, error);
+    rc = numoe_context_make_plan(context, &o, error);
     if (rc)
         goto fail;
     rc = start_pool(context, &o, error);

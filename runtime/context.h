@@ -27,7 +27,8 @@
  */
 struct numoe {
     struct numoe_machine *machine;
-    struct numoe_plan *plan; /* workers and nodes, without a model */
+    struct numoe_plan *plan; /* workers and nodes, without a model; or the one that was given */
+    bool plan_given;         /* the models' plan too */
     struct numoe_pool *pool;
     struct numoe_gpu *gpu; /* NULL: the CPU computes, and gpu_note says why */
     struct numoe_log log;
@@ -100,9 +101,15 @@ struct numoe_model {
     uint64_t gpu_ids_room;
 };
 
-/* A plan for the context's machine and options; shape.layers 0: workers and nodes alone. */
+/* The context's own plan: the one that options give, checked against the machine, or one that is
+ * made, of nodes and workers alone. */
+int numoe_context_make_plan(struct numoe *context, const struct numoe_options *options,
+                            struct numoe_error *error);
+/* The plan of a model on the context's nodes and workers. */
 int numoe_context_plan(const struct numoe *context, const struct numoe_expert_shape *shape,
                        struct numoe_plan **plan, struct numoe_error *error);
+/* Free a model's plan, unless it is the context's. NULL is allowed. */
+void numoe_context_drop_plan(const struct numoe *context, struct numoe_plan *plan);
 
 /* Group the model's plan nodes for every reach. Returns 0 or -ENOMEM. */
 int numoe_model_group(struct numoe_model *model);

@@ -348,7 +348,7 @@ void numoe_model_destroy(struct numoe_model *model)
     free(model->bias_place);
     free(model->bias_node);
     numoe_model_ungroup(model);
-    numoe_plan_free(model->plan);
+    numoe_context_drop_plan(model->context, model->plan);
     free(model);
 }
 

@@ -67,6 +67,12 @@ struct numoe_options {
     enum numoe_memory_policy memory_policy; /**< of each node's weights */
     bool memory_spill; /**< weights that their node has no room for go elsewhere, and are reported;
                             else loading fails with -ENOMEM */
+    /** A plan that numoe plan --json wrote: the path of its file, or its bytes in memory. Nodes,
+     *  workers, lanes and shares are the plan's; workers, nodes, cpus and keep_free_bytes must be
+     *  left alone. Models must have its shape. NULL: plans are made here. */
+    const char *plan_file;
+    const void *plan;
+    uint64_t plan_bytes; /**< of plan */
 };
 
 #define NUMOE_OPTIONS_INIT                                                                         \
@@ -78,7 +84,9 @@ struct numoe_options {
  * Read the machine, choose kernels and start workers.
  * @param options  NULL for defaults; read during the call only (log.user must outlive the context)
  * @return 0; -EINVAL (an option, a topology that does not parse), -ENOTSUP (ISA not here), -EAGAIN
- *         (threads refused), -ENOMEM. *context is written on success only.
+ *         (threads refused), -ENOMEM. With a plan: -EBADMSG, -E2BIG, -ENOENT (no plan, or damaged),
+ *         -ESTALE (the machine has changed: the message says in what, and the log what else).
+ *         *context is written on success only.
  * @thread any
  */
 int numoe_open(const struct numoe_options *options, struct numoe **context,
@@ -120,7 +128,7 @@ struct numoe_model_desc {
  * Plan a model on the context's machine and reserve its memory. Experts are then given one by one
  * with numoe_expert_load; one that was never given computes as missing (see numoe_batch.skipped).
  * @return 0; -ENOSPC (does not fit: node, shortfall and what would help in the message), -EINVAL,
- *         -EOVERFLOW, -ENOMEM
+ *         -EOVERFLOW, -ENOMEM, -ESTALE (the context's plan is for a model of another shape)
  */
 int numoe_model_create(struct numoe *context, const struct numoe_model_desc *desc,
                        struct numoe_model **model, struct numoe_error *error);
@@ -178,8 +186,8 @@ struct numoe_load_options {
  * checked before the first weight is read.
  * @param options  NULL for defaults
  * @return 0; -ENOENT, -EINVAL, -EBADMSG (damaged file: file and tensor named), -ENOTSUP (a model or
- *         format that is not known: named), -ENOSPC, -ENOMEM, -EIO, -ECANCELED. Nothing is kept on
- *         failure.
+ *         format that is not known: named), -ENOSPC, -ENOMEM, -EIO, -ECANCELED, -ESTALE as
+ *         numoe_model_create. Nothing is kept on failure.
  */
 int numoe_model_load(struct numoe *context, const char *directory,
                      const struct numoe_load_options *options, struct numoe_model **model,

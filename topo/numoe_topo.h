@@ -221,7 +221,7 @@ struct numoe_plan_request {
     }
 
 struct numoe_plan_node {
-    uint32_t node; /**< dense index in the machine */
+    uint32_t node; /**< dense index in the machine that the plan was made for */
     uint32_t os_index;
     uint32_t domain;                     /**< memory domain: nodes that share channels */
     uint32_t package;                    /**< or NUMOE_NONE */
@@ -236,15 +236,48 @@ struct numoe_plan_node {
 };
 
 struct numoe_plan_worker {
-    uint32_t pu;        /**< dense index in the machine */
+    uint32_t pu;        /**< dense index in the machine that the plan was made for */
     uint32_t os_cpu;    /**< OS index to pin to */
     uint32_t plan_node; /**< index in numoe_plan.nodes of the memory it works on first */
     uint32_t l3, domain, package;
 };
 
+/** A memory node of the machine that a plan was made for. */
+struct numoe_plan_machine_node {
+    uint32_t os_index;
+    enum numoe_node_kind kind;
+    bool allowed;
+    uint32_t domain, package; /**< as in struct numoe_node */
+    uint64_t capacity_bytes;
+};
+
+/** A CPU of that machine that workers run on. */
+struct numoe_plan_cpu {
+    uint32_t index; /**< dense index in the machine */
+    uint32_t os_index;
+    uint32_t core, l3, package; /**< as in struct numoe_pu */
+    uint32_t node;              /**< OS index of the node that serves it, or NUMOE_NONE */
+};
+
+/** What a plan rests on: numoe_plan_compare looks whether a machine still has it. */
+struct numoe_plan_machine {
+    bool live;
+    char cpu_model[96];                    /**< or empty */
+    char *allowed_cpus;                    /**< "0-63,128-191": for people */
+    struct numoe_plan_machine_node *nodes; /**< all, in the machine's order */
+    uint32_t node_count;
+    struct numoe_plan_cpu *cpus; /**< those of workers, each once, by index */
+    uint32_t cpu_count;
+    bool distances_known;
+    uint64_t cgroup_bytes; /**< as in struct numoe_machine */
+    double cpu_quota;
+};
+
 /** What goes where. Plain data, independent of the machine struct it was made from. */
 struct numoe_plan {
     struct numoe_expert_shape shape;
+    struct numoe_plan_request request; /**< as it was asked for; lists belong to the plan */
+    struct numoe_plan_machine machine;
     struct numoe_plan_node *nodes;
     uint32_t node_count;
     struct numoe_plan_worker *workers;
@@ -326,12 +359,51 @@ enum numoe_reach numoe_plan_best_reach(const struct numoe_plan *plan,
 
 void numoe_plan_print(const struct numoe_plan *plan, FILE *out);
 /**
- * {"source", "nodes": [{"os_index", "capacity_bytes", "planned_bytes", "available_bytes",
- * "workers", "lanes", "weight", "slices"}], "workers": [{"worker", "os_cpu", "node"}],
- * "total_bytes", "notes": [...]}; a worker's node is an OS index.
+ * The whole plan as one JSON object (docs/plan.md), which numoe_plan_load reads back as an equal
+ * plan.
  * @return 0, -ENOMEM or -EIO
  */
 int numoe_plan_print_json(const struct numoe_plan *plan, FILE *out);
+
+/**
+ * Read a plan from a file that numoe_plan_print_json or numoe plan --json wrote. Untrusted: every
+ * number is checked, also against what follows from others, so that whatever holds of a plan that
+ * numoe_plan_create made holds of this one. Whether this machine is the one that it was made for
+ * is another matter: numoe_plan_check.
+ * @return 0 (free with numoe_plan_free); -EBADMSG: no plan, or damaged (the message names the
+ *         field); -E2BIG; -ENOMEM; -ENOENT or what else opening said
+ * @thread any; several processes may read one file
+ */
+int numoe_plan_load(const char *path, struct numoe_plan **plan, struct numoe_error *error);
+/** The same from memory. name: said in errors; NULL: "plan". */
+int numoe_plan_parse(const void *text, size_t bytes, const char *name, struct numoe_plan **plan,
+                     struct numoe_error *error);
+
+/** What a machine no longer has of what a plan rests on, a sentence each. */
+struct numoe_plan_changes {
+    char **list;
+    uint32_t count;
+};
+
+/**
+ * Compare a machine with the one that a plan was made for, wherever the two descriptions come from
+ * (live, XML, saved): nodes and CPUs that are gone, no longer allowed or elsewhere, memory that is
+ * less (where machine is live: free memory too), another CPU model, limits of the cgroup. What is
+ * more than the plan uses is no change.
+ * @return 0 (free with numoe_plan_changes_free, also when there are none) or -ENOMEM
+ */
+int numoe_plan_compare(const struct numoe_plan *plan, const struct numoe_machine *machine,
+                       struct numoe_plan_changes *changes);
+void numoe_plan_changes_free(struct numoe_plan_changes *changes);
+
+/**
+ * Refuse a machine with changes.
+ * @param log  gets those that the message has no room for, each with its own; NULL: they are only
+ *             counted
+ * @return 0; -ESTALE with the first changes in the message; -ENOMEM
+ */
+int numoe_plan_check(const struct numoe_plan *plan, const struct numoe_machine *machine,
+                     const struct numoe_log *log, struct numoe_error *error);
 
 /* ---- memory --------------------------------------------------------------------------------- */
 

@@ -41,6 +41,8 @@ int numoe_plan_create(const struct numoe_machine *machine, const struct numoe_pl
         rc = plan_choose_workers(&build, error);
     if (!rc)
         rc = plan_place(&build, error);
+    if (!rc)
+        rc = plan_describe(&build, error);
 out:
     free(build.place_of);
     free(build.core_units);
@@ -60,6 +62,12 @@ void numoe_plan_free(struct numoe_plan *plan)
     free(plan->cumulative);
     free(plan->distances);
     free(plan->source);
+    free((void *)plan->request.nodes);
+    free((void *)plan->request.cpus);
+    free((void *)plan->request.reserved_cpus);
+    free(plan->machine.nodes);
+    free(plan->machine.cpus);
+    free(plan->machine.allowed_cpus);
     topo_notes_free(plan->notes, plan->note_count);
     free(plan);
 }

@@ -15,7 +15,7 @@ uint32_t plan_find_pu(const struct numoe_machine *machine, uint32_t os_index)
     return NUMOE_NONE;
 }
 
-static uint32_t find_node(const struct numoe_machine *machine, uint32_t os_index)
+uint32_t plan_find_node(const struct numoe_machine *machine, uint32_t os_index)
 {
     for (uint32_t i = 0; i < machine->node_count; i++)
         if (machine->nodes[i].os_index == os_index)
@@ -28,7 +28,7 @@ static int choose_named(struct plan_build *build, bool *used, struct numoe_error
     const struct numoe_machine *machine = build->machine;
 
     for (uint32_t i = 0; i < build->request->node_count; i++) {
-        uint32_t os = build->request->nodes[i], node = find_node(machine, os);
+        uint32_t os = build->request->nodes[i], node = plan_find_node(machine, os);
         char where[32];
 
         snprintf(where, sizeof where, "node %u", os);
@@ -106,16 +106,13 @@ static void note_unused(struct plan_build *build, const bool *used, uint32_t *sc
     }
 }
 
-static uint64_t kept_free(const struct plan_build *build, const struct numoe_node *node)
+uint64_t plan_kept_free(uint64_t asked, uint64_t capacity_bytes)
 {
-    uint64_t bytes = build->request->keep_free_bytes;
+    uint64_t part = capacity_bytes / 50;
 
-    if (!bytes) {
-        bytes = node->capacity_bytes / 50;
-        if (bytes > most_kept_free)
-            bytes = most_kept_free;
-    }
-    return bytes;
+    if (asked)
+        return asked;
+    return part < most_kept_free ? part : most_kept_free;
 }
 
 static int fill(struct plan_build *build, const bool *used, uint32_t count,
@@ -136,10 +133,11 @@ static int fill(struct plan_build *build, const bool *used, uint32_t count,
         uint64_t have = machine->live ? node->free_bytes + (node->huge_2m_free << 21) +
                                             (node->huge_1g_free << 30)
                                       : node->capacity_bytes;
-        uint64_t keep = kept_free(build, node);
+        uint64_t keep = plan_kept_free(build->request->keep_free_bytes, node->capacity_bytes);
 
         if (!used[i])
             continue;
+        have = have < node->capacity_bytes ? have : node->capacity_bytes;
         place->node = i;
         place->os_index = node->os_index;
         place->domain = node->domain;
@@ -193,7 +191,8 @@ int plan_choose_nodes(struct plan_build *build, struct numoe_error *error)
         char first[32];
 
         plan_note(build, "%s of each node kept free%s",
-                  topo_bytes(first, kept_free(build, &machine->nodes[build->plan->nodes[0].node])),
+                  topo_bytes(first, plan_kept_free(request->keep_free_bytes,
+                                                   build->plan->nodes[0].capacity_bytes)),
                   request->keep_free_bytes ? "" : " (2 %, at most 256 MiB)");
     }
 out:

@@ -23,18 +23,12 @@ enum { DOMAIN_UNITS = 720720, MOST_ROUNDS = 64 };
 /* Stands for the model in a plan without one: fine enough for 1024 nodes. */
 static const uint64_t no_model_slices = (uint64_t)1 << 40;
 
-struct totals {
-    uint64_t pairs;  /* (layer, expert) */
-    uint64_t slices; /* over all */
-    uint64_t bytes;
-};
-
-static int count_totals(const struct numoe_expert_shape *shape, struct totals *totals,
-                        struct numoe_error *error)
+int plan_count_totals(const struct numoe_expert_shape *shape, struct plan_totals *totals,
+                      struct numoe_error *error)
 {
     uint64_t slice_bytes, expert_bytes;
 
-    *totals = (struct totals){0};
+    *totals = (struct plan_totals){0};
     if (!shape->layers)
         return 0;
     if (!shape->experts || !shape->slices || !shape->slice_bytes)
@@ -166,7 +160,7 @@ static void weigh(struct plan_build *build, uint64_t *weight)
 }
 
 /* Experts whose slice 0 lies before a node, given the share before it: floor(x + phi) >= 1. */
-static uint64_t experts_before(const struct totals *totals, const struct numoe_plan *plan,
+static uint64_t experts_before(const struct plan_totals *totals, const struct numoe_plan *plan,
                                uint32_t node)
 {
     uint64_t before;
@@ -177,19 +171,26 @@ static uint64_t experts_before(const struct totals *totals, const struct numoe_p
     return before < totals->pairs ? before : totals->pairs;
 }
 
-static void count_bytes(struct numoe_plan *plan, const struct totals *totals, const uint64_t *share)
+void plan_count_node(struct numoe_plan *plan, const struct plan_totals *totals, uint32_t plan_node)
 {
-    for (uint32_t i = 0; i < plan->node_count; i++) {
-        uint64_t experts = experts_before(totals, plan, i + 1) - experts_before(totals, plan, i);
+    struct numoe_plan_node *node = &plan->nodes[plan_node];
+    uint64_t experts =
+        experts_before(totals, plan, plan_node + 1) - experts_before(totals, plan, plan_node);
 
-        plan->nodes[i].slice_count = share[i];
-        plan->nodes[i].planned_bytes =
-            share[i] * plan->shape.slice_bytes + experts * plan->shape.expert_bytes;
-    }
+    node->slice_count = plan_scale(totals->slices, plan->cumulative[plan_node + 1]) -
+                        plan_scale(totals->slices, plan->cumulative[plan_node]);
+    node->planned_bytes =
+        node->slice_count * plan->shape.slice_bytes + experts * plan->shape.expert_bytes;
+}
+
+double plan_weight(const struct numoe_plan *plan, uint32_t plan_node)
+{
+    return (double)(plan->cumulative[plan_node + 1] - plan->cumulative[plan_node]) /
+           (double)PLAN_SHARE_ONE;
 }
 
 /* Say what is missing, and which nodes could still help. */
-static int refuse(const struct plan_build *build, const struct totals *totals, uint64_t have,
+static int refuse(const struct plan_build *build, const struct plan_totals *totals, uint64_t have,
                   struct numoe_error *error)
 {
     const struct numoe_machine *machine = build->machine;
@@ -249,7 +250,7 @@ static uint64_t room_of(const struct plan_build *build)
 
 /* Split; then, as bytes besides slices fall on whoever holds slice 0, lower the limit of a node
  * that overflows and split again. */
-static int split(struct plan_build *build, const struct totals *totals, const uint64_t *weight,
+static int split(struct plan_build *build, const struct plan_totals *totals, const uint64_t *weight,
                  uint64_t *limit, uint64_t *share, struct numoe_error *error)
 {
     struct numoe_plan *plan = build->plan;
@@ -267,7 +268,8 @@ static int split(struct plan_build *build, const struct totals *totals, const ui
         if (!plan_split(totals->slices, plan->node_count, weight, limit, share))
             break;
         plan_accumulate(totals->slices, plan->node_count, share, plan->cumulative);
-        count_bytes(plan, totals, share);
+        for (uint32_t i = 0; i < plan->node_count; i++)
+            plan_count_node(plan, totals, i);
         for (uint32_t i = 0; i < plan->node_count; i++) {
             uint64_t planned = plan->nodes[i].planned_bytes;
             uint64_t room = plan->nodes[i].available_bytes, less;
@@ -306,7 +308,7 @@ int plan_place(struct plan_build *build, struct numoe_error *error)
     uint64_t *weight = calloc(nodes, sizeof *weight), *limit = calloc(nodes, sizeof *limit);
     uint64_t *share = calloc(nodes, sizeof *share);
     uint32_t *scratch = calloc(nodes, sizeof *scratch);
-    struct totals totals;
+    struct plan_totals totals;
     int rc;
 
     plan->cumulative = calloc((size_t)nodes + 1, sizeof *plan->cumulative);
@@ -315,7 +317,7 @@ int plan_place(struct plan_build *build, struct numoe_error *error)
         goto out;
     }
     plan->expert_step = plan_expert_step(plan->shape.experts);
-    rc = count_totals(&plan->shape, &totals, error);
+    rc = plan_count_totals(&plan->shape, &totals, error);
     if (rc)
         goto out;
     weigh(build, weight);
@@ -330,8 +332,7 @@ int plan_place(struct plan_build *build, struct numoe_error *error)
         plan_accumulate(no_model_slices, nodes, share, plan->cumulative);
     }
     for (uint32_t i = 0; i < nodes && !rc; i++)
-        plan->nodes[i].weight =
-            (double)(plan->cumulative[i + 1] - plan->cumulative[i]) / (double)PLAN_SHARE_ONE;
+        plan->nodes[i].weight = plan_weight(plan, i);
 out:
     free(weight);
     free(limit);

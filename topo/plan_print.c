@@ -1,12 +1,10 @@
-/* A plan as text and as JSON. SPDX-License-Identifier: Apache-2.0 */
-#include "numoe_topo.h"
+/* A plan as text. SPDX-License-Identifier: Apache-2.0 */
+#include "plan_build.h"
 #include "topo_print.h"
-#include "topo_text.h"
 
-#include <errno.h>
 #include <stdlib.h>
 
-static uint64_t total_bytes(const struct numoe_plan *plan)
+uint64_t plan_total_bytes(const struct numoe_plan *plan)
 {
     uint64_t bytes = 0;
 
@@ -53,56 +51,9 @@ void numoe_plan_print(const struct numoe_plan *plan, FILE *out)
         lanes += plan->nodes[i].lanes;
     }
     fprintf(out, "%6s %12s %12s %12s %7.3f%% %8u %6u\n", "total", topo_bytes(text[0], capacity),
-            topo_bytes(text[1], total_bytes(plan)), topo_bytes(text[2], left), 100.0,
+            topo_bytes(text[1], plan_total_bytes(plan)), topo_bytes(text[2], left), 100.0,
             plan->worker_count, lanes);
     for (uint32_t i = 0; i < plan->note_count; i++)
         fprintf(out, "note: %s\n", plan->notes[i]);
     free(scratch);
-}
-
-static json_t *json_node(const struct numoe_plan_node *node)
-{
-    json_t *object = json_object();
-
-    topo_json_set(&object, "os_index", json_integer(node->os_index));
-    topo_json_set(&object, "capacity_bytes", topo_json_number(node->capacity_bytes));
-    topo_json_set(&object, "planned_bytes", topo_json_number(node->planned_bytes));
-    topo_json_set(&object, "available_bytes", topo_json_number(node->available_bytes));
-    topo_json_set(&object, "workers", json_integer(node->worker_count));
-    topo_json_set(&object, "lanes", json_integer(node->lanes));
-    topo_json_set(&object, "weight", json_real(node->weight));
-    topo_json_set(&object, "slices", topo_json_number(node->slice_count));
-    return object;
-}
-
-static json_t *json_worker(const struct numoe_plan *plan, uint32_t i)
-{
-    const struct numoe_plan_worker *worker = &plan->workers[i];
-    json_t *object = json_object();
-
-    topo_json_set(&object, "worker", json_integer(i));
-    topo_json_set(&object, "os_cpu", json_integer(worker->os_cpu));
-    topo_json_set(&object, "node", json_integer(plan->nodes[worker->plan_node].os_index));
-    return object;
-}
-
-json_t *plan_json(const struct numoe_plan *plan)
-{
-    json_t *root = json_object(), *nodes = json_array(), *workers = json_array();
-
-    for (uint32_t i = 0; i < plan->node_count; i++)
-        topo_json_append(&nodes, json_node(&plan->nodes[i]));
-    for (uint32_t i = 0; i < plan->worker_count; i++)
-        topo_json_append(&workers, json_worker(plan, i));
-    topo_json_set(&root, "source", topo_json_string(plan->source));
-    topo_json_set(&root, "nodes", nodes);
-    topo_json_set(&root, "workers", workers);
-    topo_json_set(&root, "total_bytes", topo_json_number(total_bytes(plan)));
-    topo_json_set(&root, "notes", topo_json_notes(plan->notes, plan->note_count));
-    return root;
-}
-
-int numoe_plan_print_json(const struct numoe_plan *plan, FILE *out)
-{
-    return topo_json_write(plan_json(plan), out);
 }

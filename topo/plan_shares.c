@@ -100,7 +100,7 @@ uint64_t plan_scale(uint64_t units, uint64_t share)
     return (uint64_t)((plan_u128)units * share >> PLAN_SHARE_BITS);
 }
 
-static uint64_t common_divisor(uint64_t a, uint64_t b)
+uint64_t plan_common_divisor(uint64_t a, uint64_t b)
 {
     while (b) {
         uint64_t rest = a % b;
@@ -117,9 +117,10 @@ uint64_t plan_expert_step(uint64_t experts)
     uint64_t middle = (uint64_t)((plan_u128)experts * 2654435769u >> 32);
 
     for (uint64_t away = 0; away <= middle; away++) {
-        if (middle - away && common_divisor(middle - away, experts) == 1)
+        if (middle - away && plan_common_divisor(middle - away, experts) == 1)
             return middle - away;
-        if (middle + away && middle + away < experts && common_divisor(middle + away, experts) == 1)
+        if (middle + away && middle + away < experts &&
+            plan_common_divisor(middle + away, experts) == 1)
             return middle + away;
     }
     return 1;

@@ -32,6 +32,8 @@ void plan_accumulate(uint64_t total, uint32_t count, const uint64_t *share, uint
 /* floor(units * share). */
 uint64_t plan_scale(uint64_t units, uint64_t share);
 
+uint64_t plan_common_divisor(uint64_t a, uint64_t b);
+
 /* A number coprime with experts near 0.618 times it: neighbours' starting points lie far apart. */
 uint64_t plan_expert_step(uint64_t experts);
 

@@ -14,7 +14,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
-enum { MAX_WORKERS = 4096, MAX_LANES_PER_WORKER = 1024, LANES_PER_WORKER = 4 };
+enum { LANES_PER_WORKER = 4 };
 
 struct candidate {
     uint32_t pu;
@@ -402,10 +402,11 @@ int plan_choose_workers(struct plan_build *build, struct numoe_error *error)
     uint32_t workers;
     int rc = -ENOMEM;
 
-    if (request->workers > MAX_WORKERS || lanes > MAX_LANES_PER_WORKER)
+    if (request->workers > PLAN_MAX_WORKERS || lanes > PLAN_MAX_LANES_PER_WORKER)
         return numoe_error_set(error, -EINVAL, "workers",
                                "%u workers of %u lanes each are too many; %d and %d are allowed",
-                               request->workers, lanes, MAX_WORKERS, MAX_LANES_PER_WORKER);
+                               request->workers, lanes, PLAN_MAX_WORKERS,
+                               PLAN_MAX_LANES_PER_WORKER);
     choice.list = calloc(build->machine->pu_count, sizeof *choice.list);
     choice.load = calloc(build->plan->node_count, sizeof *choice.load);
     choice.reserved = calloc((size_t)build->machine->core_count + 1, sizeof *choice.reserved);
@@ -429,9 +430,9 @@ int plan_choose_workers(struct plan_build *build, struct numoe_error *error)
         goto free_all;
     }
     workers = count_workers(&choice);
-    if (workers > MAX_WORKERS) {
-        plan_note(build, "%u workers are more than are supported: %d", workers, MAX_WORKERS);
-        workers = MAX_WORKERS;
+    if (workers > PLAN_MAX_WORKERS) {
+        plan_note(build, "%u workers are more than are supported: %d", workers, PLAN_MAX_WORKERS);
+        workers = PLAN_MAX_WORKERS;
     }
     if (use(&choice, workers) || list_workers(&choice, workers))
         goto out;

@@ -54,6 +54,24 @@ void topo_json_append(json_t **array, json_t *value)
     }
 }
 
+json_t *topo_json_numbers(const uint64_t *numbers, size_t count)
+{
+    json_t *array = json_array();
+
+    for (size_t i = 0; i < count; i++)
+        topo_json_append(&array, topo_json_number(numbers[i]));
+    return array;
+}
+
+json_t *topo_json_list(const uint32_t *numbers, size_t count)
+{
+    json_t *array = json_array();
+
+    for (size_t i = 0; i < count; i++)
+        topo_json_append(&array, json_integer(numbers[i]));
+    return array;
+}
+
 json_t *topo_json_notes(char *const *notes, uint32_t count)
 {
     json_t *array = json_array();

@@ -13,8 +13,8 @@
 
 enum topo_source_kind { TOPO_LIVE, TOPO_XML, TOPO_SYNTHETIC, TOPO_SAVED, TOPO_CAPTURE };
 
-/* The largest recorded machine is under 300 kB; JSON in memory is some twenty times its text. */
-enum { TOPO_MAX_XML_BYTES = 64 << 20, TOPO_MAX_SAVED_BYTES = 16 << 20 };
+/* The largest recorded machine is under 300 kB. */
+enum { TOPO_MAX_XML_BYTES = 64 << 20 };
 
 /* A description, read but not yet interpreted. */
 struct topo_source {

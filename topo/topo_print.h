@@ -19,6 +19,8 @@ const char *topo_sorted_ranges(char *text, size_t size, uint32_t *numbers, size_
 json_t *topo_json_string(const char *text);
 json_t *topo_json_number(uint64_t value); /* null past what JSON integers hold */
 json_t *topo_json_index(uint32_t index);  /* null for NUMOE_NONE */
+json_t *topo_json_numbers(const uint64_t *numbers, size_t count);
+json_t *topo_json_list(const uint32_t *numbers, size_t count);
 json_t *topo_json_notes(char *const *notes, uint32_t count);
 /* Set one key; on failure *object is freed and becomes NULL. */
 void topo_json_set(json_t **object, const char *key, json_t *value);

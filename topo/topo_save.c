@@ -71,15 +71,13 @@ static json_t *save_devices(const struct numoe_machine *machine)
 
     for (uint32_t i = 0; i < machine->device_count; i++) {
         const struct numoe_device *device = &machine->devices[i];
-        json_t *object = json_object(), *nodes = json_array();
+        json_t *object = json_object();
 
-        for (uint32_t n = 0; n < device->node_count; n++)
-            topo_json_append(&nodes, json_integer(device->nodes[n]));
         topo_json_set(&object, "name", topo_json_string(device->name));
         topo_json_set(&object, "gpu", json_boolean(device->gpu));
         topo_json_set(&object, "locality_known", json_boolean(device->locality_known));
         topo_json_set(&object, "package", topo_json_index(device->package));
-        topo_json_set(&object, "nodes", nodes);
+        topo_json_set(&object, "nodes", topo_json_list(device->nodes, device->node_count));
         topo_json_set(&object, "link_gbs", json_real(device->link_gbs));
         topo_json_set(&object, "memory_bytes", topo_json_number(device->memory_bytes));
         topo_json_append(&array, object);
@@ -89,20 +87,14 @@ static json_t *save_devices(const struct numoe_machine *machine)
 
 static json_t *save_distances(const struct numoe_machine *machine)
 {
-    size_t count = (size_t)machine->node_count * machine->node_count;
-    json_t *array;
-
-    if (!machine->distances)
-        return json_null();
-    array = json_array();
-    for (size_t i = 0; i < count; i++)
-        topo_json_append(&array, json_integer(machine->distances[i]));
-    return array;
+    return machine->distances ? topo_json_list(machine->distances,
+                                               (size_t)machine->node_count * machine->node_count)
+                              : json_null();
 }
 
 static json_t *save_calibration(const struct numoe_machine *machine)
 {
-    json_t *object, *pairs, *together = NULL;
+    json_t *object, *pairs;
 
     if (!machine->pair_count && !machine->together_mbs)
         return json_null();
@@ -118,15 +110,11 @@ static json_t *save_calibration(const struct numoe_machine *machine)
         topo_json_set(&pair, "latency_ns", json_real(speed->latency_ns));
         topo_json_append(&pairs, pair);
     }
-    if (machine->together_mbs) {
-        together = json_array();
-        for (uint32_t i = 0; i < machine->node_count; i++)
-            topo_json_append(&together, topo_json_number(machine->together_mbs[i]));
-    } else {
-        together = json_null();
-    }
     topo_json_set(&object, "pairs", pairs);
-    topo_json_set(&object, "together_mbs", together);
+    topo_json_set(&object, "together_mbs",
+                  machine->together_mbs
+                      ? topo_json_numbers(machine->together_mbs, machine->node_count)
+                      : json_null());
     return object;
 }
 

@@ -10,36 +10,15 @@
 #include "base/checked.h"
 #include "topo_build.h"
 #include "topo_load.h"
+#include "topo_read.h"
 
 #include <ctype.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 enum { MAX_SYNTHETIC_BYTES = 4096 };
-
-/* Read a whole file of known size; it must not change meanwhile. */
-static int read_all(int fd, const char *name, struct topo_source *source, struct numoe_error *error)
-{
-    size_t used = 0, size = source->bytes - 1;
-
-    while (used < size) {
-        ssize_t got = read(fd, source->text + used, size - used);
-
-        if (got < 0 && errno == EINTR)
-            continue;
-        if (got < 0)
-            return numoe_error_set(error, -errno, name, "cannot read: %s", strerror(errno));
-        if (got == 0)
-            return numoe_error_set(error, -EINVAL, name, "the file shrank while it was read");
-        used += (size_t)got;
-    }
-    source->text[size] = 0;
-    return 0;
-}
 
 /* Entities could make a small file expand without bound; hwloc writes none. */
 static int check_xml(const struct topo_source *source, struct numoe_error *error)
@@ -75,51 +54,22 @@ static int check_text(struct topo_source *source, struct numoe_error *error)
         return check_xml(source, error);
     }
     source->kind = TOPO_SAVED;
-    if (source->bytes > TOPO_MAX_SAVED_BYTES)
+    if (source->bytes - 1 > TOPO_MAX_JSON_BYTES)
         return numoe_error_set(error, -E2BIG, source->name,
                                "%zu bytes are too many for a saved machine; %d are allowed",
-                               source->bytes - 1, TOPO_MAX_SAVED_BYTES);
+                               source->bytes - 1, TOPO_MAX_JSON_BYTES);
     return 0;
 }
 
 static int open_file(const char *path, struct topo_source *source, struct numoe_error *error)
 {
-    struct stat info;
-    int fd, rc;
+    size_t size;
+    int rc = topo_file_read(path, TOPO_MAX_XML_BYTES, "topology", &source->text, &size, error);
 
-    fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0)
-        return numoe_error_set(error, -errno, path, "cannot open: %s", strerror(errno));
-    if (fstat(fd, &info)) {
-        rc = numoe_error_set(error, -errno, path, "cannot open: %s", strerror(errno));
-        goto out;
-    }
-    rc = -EINVAL;
-    if (!S_ISREG(info.st_mode)) {
-        numoe_error_set(error, rc, path,
-                        S_ISDIR(info.st_mode)
-                            ? "not a captured machine: a directory without sys/ and proc/"
-                            : "not a regular file");
-        goto out;
-    }
-    if (info.st_size > TOPO_MAX_XML_BYTES) {
-        rc = numoe_error_set(error, -E2BIG, path,
-                             "%lld bytes are too many for a topology; %d are allowed",
-                             (long long)info.st_size, TOPO_MAX_XML_BYTES);
-        goto out;
-    }
-    source->bytes = (size_t)info.st_size + 1;
-    source->text = malloc(source->bytes);
-    if (!source->text) {
-        rc = numoe_error_set(error, -ENOMEM, path, "out of memory for %zu bytes", source->bytes);
-        goto out;
-    }
-    rc = read_all(fd, path, source, error);
-    if (!rc)
-        rc = check_text(source, error);
-out:
-    close(fd);
-    return rc;
+    if (rc)
+        return rc;
+    source->bytes = size + 1;
+    return check_text(source, error);
 }
 
 /*
@@ -191,7 +141,10 @@ int topo_source_open(const char *words, struct topo_source *source, struct numoe
         return 0;
     }
     if (stat(words, &info) == 0)
-        rc = open_file(words, source, error);
+        rc = S_ISDIR(info.st_mode)
+                 ? numoe_error_set(error, -EINVAL, words,
+                                   "not a captured machine: a directory without sys/ and proc/")
+                 : open_file(words, source, error);
     else if (strchr(words, '/') ||
              (strlen(words) > 4 && !strcmp(words + strlen(words) - 4, ".xml")))
         rc = numoe_error_set(error, -errno, words, "no topology file: %s", strerror(errno));

@@ -137,6 +137,7 @@ Test(cli_help, lists_every_verb_and_the_exit_codes, .timeout = 60)
         cr_assert_not_null(strstr(answer.out, line), "%s is missing", verbs[i]);
     }
     cr_assert_not_null(strstr(answer.out, "Exit status:"));
+    cr_assert_not_null(strstr(answer.out, "\n  6  a plan "));
     cr_assert_not_null(strstr(answer.out, "v4-flash"));
     cr_assert_str_empty(answer.err);
     forget(&answer);
@@ -225,6 +226,7 @@ Test(cli_usage, bad_values_are_refused_with_the_option_named, .timeout = 120)
         {"bench", "--isa", "avx2,,avx512"},
         {"bench", "--isa", "avx2,"},
         {"bench", "--isa", "ref,ref"},
+        {"run", "--plan", ""},
         {"topo", "--topology", ""},
     };
 
@@ -780,6 +782,83 @@ Test(cli_checkpoint, runs_exactly_and_prints_a_table)
     cr_assert_not_null(strstr(answer.out, "limit 2.50e-03 (exact): passed"), "%s", answer.out);
     cr_assert_not_null(strstr(answer.out, "experts in memory"), "%s", answer.out);
     forget(&answer);
+}
+
+/* What numoe plan --json prints of the checkpoint, in a file beside it. */
+static void write_plan(const char *path, const char *topology)
+{
+    struct answer answer = numoe("plan", "--json", "--topology", topology, directory, NULL);
+    FILE *file = fopen(path, "w");
+
+    cr_assert_eq(answer.status, 0, "%s", answer.err);
+    cr_assert_geq(fputs(answer.out, file), 0);
+    cr_assert_eq(fclose(file), 0);
+    forget(&answer);
+}
+
+/* The results of a run, without what time it took: distances to the reference, and what lies
+ * where. */
+static json_t *run_facts(const char *plan, const char *topology)
+{
+    struct answer answer = plan ? numoe("run", "--plan", plan, "--topology", topology, "--tokens",
+                                        "1,7", "--repeat", "1", "--json", directory, NULL)
+                                : numoe("run", "--topology", topology, "--tokens", "1,7",
+                                        "--repeat", "1", "--json", directory, NULL);
+    json_t *root = parse(&answer), *facts = json_array(), *value;
+    size_t i;
+
+    json_array_foreach(json_object_get(root, "results"), i, value)
+        json_array_append(facts, json_object_get(value, "rel_l2"));
+    json_array_foreach(json_object_get(root, "nodes"), i, value)
+        json_array_append(facts, json_object_get(value, "planned_bytes"));
+    json_decref(root);
+    forget(&answer);
+    return facts;
+}
+
+Test(cli_checkpoint, a_plan_is_executed_as_it_was_written)
+{
+    static const char *const machines[] = {"live", DUAL_7H12};
+    char plan[sizeof directory + 16];
+
+    make_checkpoint();
+    snprintf(plan, sizeof plan, "%s/plan.json", directory);
+    for (size_t i = 0; i < 2; i++) {
+        json_t *made, *given;
+
+        write_plan(plan, machines[i]);
+        made = run_facts(NULL, machines[i]);
+        given = run_facts(plan, machines[i]);
+        cr_assert_gt(json_array_size(made), 2);
+        cr_assert(json_equal(made, given));
+        json_decref(made);
+        json_decref(given);
+    }
+}
+
+Test(cli_checkpoint, a_plan_that_does_not_apply_is_exit_code_6)
+{
+    char plan[sizeof directory + 16];
+    struct answer answer;
+
+    make_checkpoint();
+    snprintf(plan, sizeof plan, "%s/plan.json", directory);
+    write_plan(plan, DUAL_7H12);
+    answer = numoe("run", "--plan", plan, "--topology",
+                   "pack:2 l3:12 [numa(memory=16GB)] core:4 pu:2", directory, NULL);
+    assert_refused(answer, 6, "memory nodes 24-31 are not there");
+    answer = numoe("bench", "--plan", plan, "--topology", DUAL_7H12, NULL);
+    assert_refused(answer, 6, "experts a layer: 4, and 256 in this model");
+    answer = numoe("run", "--plan", plan, "--workers", "1", directory, NULL);
+    assert_refused(answer, 2, "workers");
+    answer = numoe("run", "--plan", directory, directory, NULL);
+    assert_refused(answer, 4, directory);
+    cr_assert_eq(truncate(plan, 1000), 0);
+    answer = numoe("run", "--plan", plan, directory, NULL);
+    assert_refused(answer, 4, plan);
+    cr_assert_eq(unlink(plan), 0);
+    answer = numoe("run", "--plan", plan, directory, NULL);
+    assert_refused(answer, 4, plan);
 }
 
 Test(cli_checkpoint, cut_files_are_exit_code_4_with_the_file_named)

@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "model.h"
 #include "numoe.h"
 #include "support/fixture.h"
 
@@ -668,4 +669,179 @@ Test(forward_calls, callers_take_turns, .timeout = 120)
     }
     close_model(&f);
     experts_free(&f);
+}
+
+/* ---- plans that are given ---- */
+
+/* A plan of a described machine for the fixture's model, as numoe plan --json prints it. */
+static char *plan_text(const struct fixture *f, const char *topology,
+                       struct numoe_plan_request *request)
+{
+    struct numoe_machine *machine = NULL;
+    struct numoe_plan *plan = NULL;
+    struct numoe_slice_shape slice;
+    char *text = NULL;
+    size_t bytes;
+    FILE *out = open_memstream(&text, &bytes);
+
+    cr_assert_eq(numoe_model_shapes(&f->desc, &slice, &request->shape, NULL), 0);
+    cr_assert_eq(numoe_machine_load(topology, &machine, NULL), 0);
+    cr_assert_eq(numoe_plan_create(machine, request, &plan, NULL), 0);
+    cr_assert_eq(numoe_plan_print_json(plan, out), 0);
+    fclose(out);
+    numoe_plan_free(plan);
+    numoe_machine_free(machine);
+    return text;
+}
+
+/* Outputs of a small and a large batch, one after the other; freed by the caller. */
+static float *outputs_of(struct fixture *f, const struct numoe_options *options)
+{
+    static const uint64_t counts[] = {3, 70};
+    const uint64_t hidden = f->desc.hidden;
+    float *all = malloc(73 * hidden * sizeof *all), *at = all;
+
+    open_model(f, options);
+    for (size_t i = 0; i < 2; i++) {
+        random_state = 300 + i;
+        struct call c = call_make(counts[i], 3, hidden, f->desc.experts, true);
+        struct numoe_batch b = call_batch(&c);
+        run(f, 0, &b);
+        cr_expect_leq(check(f, 0, &c, 11), 2e-2);
+        memcpy(at, c.out, counts[i] * hidden * sizeof *at);
+        at += counts[i] * hidden;
+        call_free(&c);
+    }
+    return all;
+}
+
+Test(forward_plan, given_or_made_gives_the_same_bits, .timeout = 120)
+{
+    static const char machine[] = "pack:2 l3:2 [numa(memory=16GB)] core:2 pu:2";
+    static const uint32_t workers[] = {0, 3};
+    struct fixture f = fixture_of(1, 6, 96, 320, true, NUMOE_FAST);
+
+    experts_make(&f, 31);
+    for (size_t i = 0; i < 2; i++) {
+        struct numoe_plan_request request = NUMOE_PLAN_REQUEST_INIT;
+        struct numoe_options made = NUMOE_OPTIONS_INIT, given = NUMOE_OPTIONS_INIT;
+        char *text, path[] = "/tmp/numoe-plan-XXXXXX";
+        float *want, *got;
+        int fd;
+
+        made.topology = given.topology = machine;
+        made.workers = request.workers = workers[i];
+        want = outputs_of(&f, &made);
+        close_model(&f);
+
+        text = plan_text(&f, machine, &request);
+        given.plan = text;
+        given.plan_bytes = strlen(text);
+        given.threads = 2;
+        got = outputs_of(&f, &given);
+        close_model(&f);
+        cr_assert_arr_eq(got, want, 73 * 96 * sizeof *want);
+        free(got);
+
+        fd = mkstemp(path);
+        cr_assert_eq(write(fd, text, strlen(text)), (ssize_t)strlen(text));
+        close(fd);
+        given.plan = NULL;
+        given.plan_bytes = 0;
+        given.plan_file = path;
+        got = outputs_of(&f, &given);
+        close_model(&f);
+        cr_assert_arr_eq(got, want, 73 * 96 * sizeof *want);
+        cr_assert_eq(unlink(path), 0);
+        free(got);
+        free(want);
+        free(text);
+    }
+    experts_free(&f);
+}
+
+Test(forward_plan, its_nodes_and_workers_are_used_by_all_models, .timeout = 60)
+{
+    static const char machine[] = "pack:2 l3:2 [numa(memory=16GB)] core:2 pu:2";
+    static const uint32_t nodes[] = {1, 3};
+    struct fixture f = fixture_of(1, 6, 96, 320, true, NUMOE_FAST);
+    struct numoe_plan_request request = NUMOE_PLAN_REQUEST_INIT;
+    struct numoe_options options = NUMOE_OPTIONS_INIT;
+    struct numoe_model_info info = NUMOE_MODEL_INFO_INIT;
+    struct numoe_node_info node = NUMOE_NODE_INFO_INIT;
+    struct numoe_model *second = NULL;
+    char *text;
+
+    experts_make(&f, 32);
+    request.nodes = nodes;
+    request.node_count = 2;
+    request.workers = 5;
+    text = plan_text(&f, machine, &request);
+    options.topology = machine;
+    options.plan = text;
+    options.plan_bytes = strlen(text);
+    free(outputs_of(&f, &options));
+    cr_assert_eq(numoe_model_create(f.context, &f.desc, &second, NULL), 0);
+    cr_assert_eq(numoe_model_info(second, &info), 0);
+    cr_assert_eq(info.node_count, 2);
+    cr_assert_eq(info.worker_count, 5);
+    for (uint32_t n = 0; n < 2; n++) {
+        cr_assert_eq(numoe_model_node(second, n, &node), 0);
+        cr_assert_eq(node.os_index, nodes[n]);
+    }
+    numoe_model_destroy(second);
+    close_model(&f);
+    free(text);
+    experts_free(&f);
+}
+
+Test(forward_plan, another_machine_or_model_is_refused, .timeout = 60)
+{
+    static const char machine[] = "pack:2 [numa(memory=16GB)] core:2 pu:1";
+    struct fixture f = fixture_of(2, 6, 96, 320, true, NUMOE_FAST);
+    struct numoe_plan_request request = NUMOE_PLAN_REQUEST_INIT;
+    struct numoe_options options = NUMOE_OPTIONS_INIT;
+    struct numoe_error error = NUMOE_ERROR_INIT;
+    struct numoe_model *model = NULL;
+    struct numoe *context = NULL;
+    const uint32_t cpu = 0;
+    char *text = plan_text(&f, machine, &request);
+
+    options.plan = text;
+    options.plan_bytes = strlen(text);
+    options.topology = "pack:1 [numa(memory=16GB)] core:2 pu:1";
+    cr_assert_eq(numoe_open(&options, &context, &error), -ESTALE);
+    cr_assert(strstr(error.message, "memory node 1 is not there") &&
+                  strstr(error.message, "CPUs 2-3 are not there"),
+              "%s", error.message);
+
+    options.topology = machine;
+    cr_assert_eq(numoe_open(&options, &context, &error), 0);
+    f.desc.layers = 1;
+    f.desc.bias = false;
+    f.desc.activation.kind = NUMOE_SILU;
+    cr_assert_eq(numoe_model_create(context, &f.desc, &model, &error), -ESTALE);
+    cr_assert(strstr(error.message, "layers: 2, and 1 in this model") &&
+                  strstr(error.message, "bytes of biases an expert: 384, and 0 in this model") &&
+                  !strstr(error.message, "hidden"),
+              "%s", error.message);
+    numoe_close(context);
+    context = NULL;
+
+    options.plan_bytes--;
+    options.plan_bytes--;
+    cr_assert_eq(numoe_open(&options, &context, &error), -EBADMSG);
+    options.plan_bytes += 2;
+    options.plan_file = "/tmp";
+    cr_assert_eq(numoe_open(&options, &context, &error), -EINVAL);
+    options.plan_file = NULL;
+    options.workers = 1;
+    cr_assert_eq(numoe_open(&options, &context, &error), -EINVAL);
+    cr_assert_not_null(strstr(error.message, "workers"), "%s", error.message);
+    options.workers = 0;
+    options.cpus = &cpu;
+    options.cpu_count = 1;
+    cr_assert_eq(numoe_open(&options, &context, &error), -EINVAL);
+    cr_assert_null(context);
+    free(text);
 }

@@ -1,0 +1,106 @@
+/*
+ * The plans of a context: made for its machine and options, or one that the caller gives.
+ *
+ * A given plan is both the context's own and that of each of its models, which must have its
+ * shape.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#include "context.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+/* What every plan of this context asks for; a model adds its shape. */
+static int make(const struct numoe *context, const struct numoe_expert_shape *shape,
+                struct numoe_plan **plan, struct numoe_error *error)
+{
+    struct numoe_plan_request request = NUMOE_PLAN_REQUEST_INIT;
+
+    request.shape = *shape;
+    request.workers = context->worker_request;
+    request.nodes = context->nodes;
+    request.node_count = context->node_count;
+    request.cpus = context->cpus;
+    request.cpu_count = context->cpu_count;
+    request.keep_free_bytes = context->keep_free_bytes;
+    return numoe_plan_create(context->machine, &request, plan, error);
+}
+
+static int load(const struct numoe_options *options, struct numoe_plan **plan,
+                struct numoe_error *error)
+{
+    if (options->plan && options->plan_file)
+        return numoe_error_set(error, -EINVAL, "plan", "is given as a file and in memory too");
+    if (options->workers || options->nodes || options->cpus || options->keep_free_bytes)
+        return numoe_error_set(error, -EINVAL, "plan",
+                               "%s cannot be given with a plan, which has its own",
+                               options->workers ? "workers"
+                               : options->nodes ? "nodes"
+                               : options->cpus  ? "cpus"
+                                                : "memory to keep free");
+    return options->plan_file
+               ? numoe_plan_load(options->plan_file, plan, error)
+               : numoe_plan_parse(options->plan, options->plan_bytes, NULL, plan, error);
+}
+
+int numoe_context_make_plan(struct numoe *context, const struct numoe_options *options,
+                            struct numoe_error *error)
+{
+    const struct numoe_expert_shape nothing = {0};
+    int rc;
+
+    context->plan_given = options->plan || options->plan_file;
+    if (!context->plan_given)
+        return make(context, &nothing, &context->plan, error);
+    rc = load(options, &context->plan, error);
+    return rc ? rc : numoe_plan_check(context->plan, context->machine, &context->log, error);
+}
+
+/* "layers 43, and 2 in this model" of each number that differs; empty: none. */
+static void differences(const struct numoe_expert_shape *plan,
+                        const struct numoe_expert_shape *model, char *text, size_t size)
+{
+    const struct {
+        const char *name;
+        uint64_t plan, model;
+    } fields[] = {
+        {"layers", plan->layers, model->layers},
+        {"experts a layer", plan->experts, model->experts},
+        {"experts a token", plan->experts_per_token, model->experts_per_token},
+        {"hidden", plan->hidden, model->hidden},
+        {"slices an expert", plan->slices, model->slices},
+        {"bytes a slice", plan->slice_bytes, model->slice_bytes},
+        {"bytes of biases an expert", plan->expert_bytes, model->expert_bytes},
+    };
+    size_t used = 0;
+
+    *text = 0;
+    for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++)
+        if (fields[i].plan != fields[i].model && used < size)
+            used += (size_t)snprintf(
+                text + used, size - used, "%s%s: %" PRIu64 ", and %" PRIu64 " in this model",
+                used ? "; " : "", fields[i].name, fields[i].plan, fields[i].model);
+}
+
+int numoe_context_plan(const struct numoe *context, const struct numoe_expert_shape *shape,
+                       struct numoe_plan **plan, struct numoe_error *error)
+{
+    char text[400];
+
+    if (!context->plan_given)
+        return make(context, shape, plan, error);
+    differences(&context->plan->shape, shape, text, sizeof text);
+    if (*text)
+        return numoe_error_set(error, -ESTALE, "plan", "it is for another model: %s", text);
+    *plan = context->plan;
+    return 0;
+}
+
+void numoe_context_drop_plan(const struct numoe *context, struct numoe_plan *plan)
+{
+    if (plan != context->plan)
+        numoe_plan_free(plan);
+}
