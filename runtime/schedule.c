@@ -934,8 +934,9 @@ static void run_combine(void *context, uint32_t item, uint32_t worker)
     numoe_kernels_leave(saved);
 }
 
+/* Whole numbers: the host's floating-point flags stay as they are. */
 static void add_phase(struct numoe_pool_job *job, numoe_pool_fn *run, uint64_t items,
-                      const uint32_t *first, double item_ns)
+                      const uint32_t *first, uint64_t item_ns)
 {
     job->phases[job->phase_count++] = (struct numoe_pool_phase){
         .run = run,
@@ -950,7 +951,7 @@ static void add_phase(struct numoe_pool_job *job, numoe_pool_fn *run, uint64_t i
 /* How long items take is known well enough to judge whether a steal or a wake-up is worth it. */
 static void add_records(const struct numoe_schedule *s, struct numoe_pool_job *job)
 {
-    const double token_ns = (double)s->model->shape.hidden / 4;
+    const uint64_t token_ns = s->model->shape.hidden / 4;
 
     add_phase(job, run_records, (s->token_count + RECORD_TOKENS - 1) / RECORD_TOKENS, NULL,
               token_ns * RECORD_TOKENS);
@@ -959,21 +960,23 @@ static void add_records(const struct numoe_schedule *s, struct numoe_pool_job *j
 /* A core reads some 20 bytes a ns and does some 300 operations. */
 static void add_lanes(const struct numoe_schedule *s, struct numoe_pool_job *job)
 {
-    const double byte_ns = 1.0 / 20, token_byte_ns = 1.0 / 80;
-    double ns = 0;
+    enum { BYTES_A_NS = 20, TOKEN_BYTES_A_NS = 80 };
+    uint64_t ns = 0;
 
-    for (uint32_t r = 0; r < s->run_count; r++)
-        ns += (double)s->runs[r].slice_count * (double)s->model->shape.bytes *
-              (byte_ns + s->runs[r].tokens * token_byte_ns);
-    add_phase(job, run_lane, s->lane_count, s->lane_first, ns / (s->lane_count + 1.0));
+    for (uint32_t r = 0; r < s->run_count; r++) {
+        const uint64_t bytes = s->runs[r].slice_count * s->model->shape.bytes;
+
+        ns += bytes / BYTES_A_NS + bytes / TOKEN_BYTES_A_NS * s->runs[r].tokens;
+    }
+    add_phase(job, run_lane, s->lane_count, s->lane_first, ns / ((uint64_t)s->lane_count + 1));
 }
 
 static void add_combine(const struct numoe_schedule *s, struct numoe_pool_job *job)
 {
-    const double rows = (double)s->token_first[s->token_count] / ((double)s->token_count + 1);
-    const double row_bytes = (double)s->combine_tiles * (double)(NUMOE_TILE * sizeof(float));
+    const uint64_t rows = s->token_first[s->token_count], row = s->combine_tiles * NUMOE_TILE;
 
-    add_phase(job, run_combine, s->token_count * s->combine_chunks, NULL, rows * row_bytes / 10);
+    add_phase(job, run_combine, s->token_count * s->combine_chunks, NULL,
+              rows * row * sizeof(float) / (10 * (s->token_count + 1)));
 }
 
 void numoe_schedule_job(struct numoe_schedule *s, struct numoe_pool_job *job)
