@@ -41,6 +41,10 @@ static const struct option_text option_texts[] = {
     [CLI_EXPERTS] = {"experts", "N", "routed experts in a layer (default: the model's)"},
     [CLI_EXPLAIN] = {"explain", "node:N|worker:N|expert:LAYER.EXPERT",
                      "say why it is where it is, and nothing else"},
+    [CLI_FORM] = {"form", "auto|every|groups[:N]|experts",
+                  "how experts are divided: slices of each on every node, whole experts on\n"
+                  "groups of nodes (N; or memory domains or packages) or on nodes\n"
+                  "(default: auto, as costs least)"},
     [CLI_GPU] = {"gpu", NULL, "compute on a GPU, if NUMOE_GPU in the environment does not say off"},
     [CLI_GPU_AT] = {"gpu", "NAME@NODE,GB/s,GB",
                     "predict with a GPU: its link hangs on that memory node, and so much of\n"
@@ -68,6 +72,9 @@ static const struct option_text option_texts[] = {
     [CLI_NODE_BANDWIDTH] = {"node-bandwidth", "[LIST=]GB/s",
                             "read bandwidth of a node while all are read, as in 9.6GB/s or\n"
                             "0-15=9.6GB/s (default: as measured, else by the CPU's name)"},
+    [CLI_OPTIMIZE] = {"optimize", "decode|prefill|both",
+                      "what --form auto goes by: passes of one token, of 4096, or the\n"
+                      "geometric mean of both ratios to the best (default: both)"},
     [CLI_PASS_TOKENS] = {"tokens", "LIST", "predict passes of so many tokens, as in 1,4096"},
     [CLI_PLAN] = {"plan", "FILE",
                   "use the plan that numoe plan --json wrote to FILE, after checking that the\n"
@@ -282,6 +289,44 @@ static int parse_isas(const char *text, bool several, struct cli_values *values,
     return 0;
 }
 
+static int parse_form(const char *text, struct cli_values *values, struct numoe_error *error)
+{
+    uint64_t groups = 0;
+
+    if (!strcmp(text, "auto"))
+        values->form = NUMOE_FORM_AUTO;
+    else if (!strcmp(text, "every"))
+        values->form = NUMOE_FORM_EVERY_NODE;
+    else if (!strcmp(text, "experts"))
+        values->form = NUMOE_FORM_EXPERTS;
+    else if (!strcmp(text, "groups") ||
+             (!strncmp(text, "groups:", 7) && parse_number(text + 7, &groups, NULL) && groups &&
+              groups < UINT32_MAX))
+        values->form = NUMOE_FORM_GROUPS;
+    else
+        return numoe_error_set(error, -EINVAL, NULL,
+                               "\"%s\" is none of auto, every, groups, groups:N and experts", text);
+    values->groups = (uint32_t)groups;
+    return 0;
+}
+
+static int parse_objective(const char *text, struct cli_values *values, struct numoe_error *error)
+{
+    static const char *const names[] = {
+        [NUMOE_OPTIMIZE_BOTH] = "both",
+        [NUMOE_OPTIMIZE_DECODE] = "decode",
+        [NUMOE_OPTIMIZE_PREFILL] = "prefill",
+    };
+
+    for (unsigned i = 0; i < sizeof names / sizeof names[0]; i++)
+        if (!strcmp(text, names[i])) {
+            values->objective = (enum numoe_objective)i;
+            return 0;
+        }
+    return numoe_error_set(error, -EINVAL, NULL, "\"%s\" is none of decode, prefill and both",
+                           text);
+}
+
 static int set_option(enum cli_option option, const char *text, struct cli_values *values,
                       struct numoe_error *error)
 {
@@ -305,6 +350,10 @@ static int set_option(enum cli_option option, const char *text, struct cli_value
     case CLI_EXPLAIN:
         values->explain = text;
         return 0;
+    case CLI_FORM:
+        return parse_form(text, values, error);
+    case CLI_OPTIMIZE:
+        return parse_objective(text, values, error);
     case CLI_GPU_AT:
         return cli_parse_gpu(text, values, error);
     case CLI_GPU:

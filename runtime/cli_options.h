@@ -33,6 +33,7 @@ enum cli_option {
     CLI_DURATION,
     CLI_EXPERTS,
     CLI_EXPLAIN,
+    CLI_FORM,
     CLI_GPU,
     CLI_GPU_AT,
     CLI_ISA,
@@ -45,6 +46,7 @@ enum cli_option {
     CLI_MODEL,
     CLI_NODES,
     CLI_NODE_BANDWIDTH,
+    CLI_OPTIMIZE,
     CLI_PASS_TOKENS,
     CLI_PLAN,
     CLI_PNG,
@@ -92,6 +94,9 @@ struct cli_values {
     enum numoe_arithmetic arithmetics[2];
     uint32_t arithmetic_count;
     const char *explain;
+    enum numoe_form form;
+    uint32_t groups;
+    enum numoe_objective objective;
     struct cli_list reserved;
     uint32_t domains;
     struct numoe_predict_gpu *gpus;

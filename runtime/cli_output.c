@@ -150,6 +150,9 @@ int cli_open(const char *verb, const struct cli_values *values, const char *isa,
     options.pin_caller = true;
     options.gpu = values->gpu ? NUMOE_GPU_ON : NUMOE_GPU_OFF;
     options.gpu_stream = values->stream;
+    options.form = values->form;
+    options.groups = values->groups;
+    options.objective = values->objective;
     options.log = cli_log();
     if (numoe_open(&options, context, &error))
         return cli_report(verb,

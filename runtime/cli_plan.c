@@ -10,6 +10,7 @@
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 /* What the model is, from its name or its files. */
 static int describe(const struct cli_values *values, struct numoe_model_desc *desc)
@@ -42,10 +43,12 @@ static int run(const struct cli_values *values)
     struct numoe_plan_request request = NUMOE_PLAN_REQUEST_INIT;
     struct numoe_error error = NUMOE_ERROR_INIT;
     struct numoe_machine *machine = NULL;
+    struct numoe_predict_options predict;
     struct numoe_prediction *prediction = NULL;
     struct numoe_plan *plan = NULL;
     struct numoe_slice_shape shape;
     struct numoe_model_desc desc;
+    double *node_gbs = NULL;
     int code, rc = 0;
 
     if (values->explain && values->json) {
@@ -66,6 +69,10 @@ static int run(const struct cli_values *values)
     request.reserved_count = values->reserved.count;
     request.smt = values->smt;
     request.keep_free_bytes = values->keep_free_bytes;
+    request.form = values->form;
+    request.groups = values->groups;
+    request.objective = values->objective;
+    request.predict = &predict;
 
     if (numoe_machine_load(values->topology, &machine, &error))
         return cli_report("plan", CLI_STAGE_INPUT, &error);
@@ -73,6 +80,9 @@ static int run(const struct cli_values *values)
         code = cli_report("plan", CLI_STAGE_OPTIONS, &error);
         goto free_machine;
     }
+    code = cli_predict_options(values, machine, &predict, &node_gbs);
+    if (code)
+        goto free_machine;
     if (numoe_plan_create(machine, &request, &plan, &error)) {
         code = cli_report("plan", CLI_STAGE_OPTIONS, &error);
         goto free_machine;
@@ -88,9 +98,10 @@ static int run(const struct cli_values *values)
         code = cli_flush(CLI_OK);
         goto free_plan;
     }
-    code = cli_predict(values, machine, plan, &prediction);
-    if (code)
+    if (numoe_predict(machine, plan, &predict, &prediction, &error)) {
+        code = cli_report("plan", CLI_STAGE_OPTIONS, &error);
         goto free_plan;
+    }
     if (values->json) {
         rc = numoe_prediction_print_json(plan, prediction, stdout);
     } else {
@@ -109,30 +120,17 @@ free_plan:
     numoe_prediction_free(prediction);
     numoe_plan_free(plan);
 free_machine:
+    free(node_gbs);
     numoe_machine_free(machine);
     return code;
 }
 
-static const enum cli_option options[] = {CLI_MODEL,
-                                          CLI_LAYERS,
-                                          CLI_EXPERTS,
-                                          CLI_TOPOLOGY,
-                                          CLI_WORKERS,
-                                          CLI_NODES,
-                                          CLI_CPUS,
-                                          CLI_RESERVE_CPUS,
-                                          CLI_SMT,
-                                          CLI_KEEP_FREE,
-                                          CLI_DOMAINS,
-                                          CLI_GPU_AT,
-                                          CLI_NODE_BANDWIDTH,
-                                          CLI_PASS_TOKENS,
-                                          CLI_ISA,
-                                          CLI_EXPLAIN,
-                                          CLI_JSON,
-                                          CLI_SVG,
-                                          CLI_PNG,
-                                          CLI_END};
+static const enum cli_option options[] = {
+    CLI_MODEL,       CLI_LAYERS,   CLI_EXPERTS,      CLI_TOPOLOGY, CLI_WORKERS,
+    CLI_NODES,       CLI_CPUS,     CLI_RESERVE_CPUS, CLI_SMT,      CLI_KEEP_FREE,
+    CLI_FORM,        CLI_OPTIMIZE, CLI_DOMAINS,      CLI_GPU_AT,   CLI_NODE_BANDWIDTH,
+    CLI_PASS_TOKENS, CLI_ISA,      CLI_EXPLAIN,      CLI_JSON,     CLI_SVG,
+    CLI_PNG,         CLI_END};
 
 const struct cli_verb cli_plan = {
     .name = "plan",

@@ -132,36 +132,29 @@ static int fill_rates(const struct cli_values *values, const struct numoe_machin
     return CLI_OK;
 }
 
-int cli_predict(const struct cli_values *values, const struct numoe_machine *machine,
-                const struct numoe_plan *plan, struct numoe_prediction **prediction)
+int cli_predict_options(const struct cli_values *values, const struct numoe_machine *machine,
+                        struct numoe_predict_options *options, double **node_gbs)
 {
-    struct numoe_predict_options options = NUMOE_PREDICT_OPTIONS_INIT;
-    struct numoe_error error = NUMOE_ERROR_INIT;
     const struct numoe_kernels *kernels = NULL;
-    double *node_gbs = NULL;
-    int code = CLI_OK;
 
-    options.gpus = values->gpus;
-    options.gpu_count = values->gpu_count;
-    options.tokens = values->tokens.values;
-    options.token_count = values->tokens.count;
+    *options = (struct numoe_predict_options)NUMOE_PREDICT_OPTIONS_INIT;
+    options->gpus = values->gpus;
+    options->gpu_count = values->gpu_count;
+    options->tokens = values->tokens.values;
+    options->token_count = values->tokens.count;
     if (values->isa_count)
-        options.isa = values->isas[0];
+        options->isa = values->isas[0];
     else if (machine->live)
         kernels = numoe_kernels_select(NUMOE_FAST, NULL, NULL);
     if (kernels)
-        options.isa = kernels->isa;
-    if (values->rate_count) {
-        node_gbs = calloc(machine->node_count, sizeof *node_gbs);
-        if (!node_gbs) {
-            cli_error("plan", "out of memory");
-            return CLI_FAILURE;
-        }
-        options.node_gbs = node_gbs;
-        code = fill_rates(values, machine, node_gbs);
+        options->isa = kernels->isa;
+    if (!values->rate_count)
+        return CLI_OK;
+    *node_gbs = calloc(machine->node_count, sizeof **node_gbs);
+    if (!*node_gbs) {
+        cli_error("plan", "out of memory");
+        return CLI_FAILURE;
     }
-    if (!code && numoe_predict(machine, plan, &options, prediction, &error))
-        code = cli_report("plan", CLI_STAGE_OPTIONS, &error);
-    free(node_gbs);
-    return code;
+    options->node_gbs = *node_gbs;
+    return fill_rates(values, machine, *node_gbs);
 }

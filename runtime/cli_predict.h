@@ -8,8 +8,11 @@
 
 #include "cli_options.h"
 
-/* Predict a plan by the options of the command line. Prints errors; returns an exit code. */
-int cli_predict(const struct cli_values *values, const struct numoe_machine *machine,
-                const struct numoe_plan *plan, struct numoe_prediction **prediction);
+/*
+ * What predictions rest on, by the options of the command line. node_gbs is to be freed, in every
+ * case, after the last use of options. Prints errors; returns an exit code.
+ */
+int cli_predict_options(const struct cli_values *values, const struct numoe_machine *machine,
+                        struct numoe_predict_options *options, double **node_gbs);
 
 #endif

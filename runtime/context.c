@@ -153,6 +153,9 @@ int numoe_open(const struct numoe_options *options, struct numoe **out, struct n
     context->memory_policy = o.memory_policy;
     context->keep_free_bytes = o.keep_free_bytes;
     context->worker_request = o.workers;
+    context->form = o.form;
+    context->groups = o.groups;
+    context->objective = o.objective;
     context->next_ticket = 1;
     pthread_mutex_init(&context->turn, NULL);
 

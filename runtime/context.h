@@ -42,6 +42,9 @@ struct numoe {
     uint64_t keep_free_bytes;
     uint32_t *nodes, *cpus; /* requested OS indices */
     uint32_t node_count, cpu_count, worker_request;
+    enum numoe_form form;
+    uint32_t groups;
+    enum numoe_objective objective;
 
     pthread_mutex_t turn;
     struct numoe_schedule schedule; /* the call that runs or is pending */

@@ -7,6 +7,7 @@
  * SPDX-License-Identifier: Apache-2.0
  */
 #include "context.h"
+#include "predict.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -17,6 +18,8 @@
 static int make(const struct numoe *context, const struct numoe_expert_shape *shape,
                 struct numoe_plan **plan, struct numoe_error *error)
 {
+    const struct numoe_kernels *kernels = numoe_kernels_select(NUMOE_FAST, context->isa, NULL);
+    struct numoe_predict_options predict = NUMOE_PREDICT_OPTIONS_INIT;
     struct numoe_plan_request request = NUMOE_PLAN_REQUEST_INIT;
 
     request.shape = *shape;
@@ -26,6 +29,13 @@ static int make(const struct numoe *context, const struct numoe_expert_shape *sh
     request.cpus = context->cpus;
     request.cpu_count = context->cpu_count;
     request.keep_free_bytes = context->keep_free_bytes;
+    request.form = context->form;
+    request.groups = context->groups;
+    request.objective = context->objective;
+    /* a described machine has instructions of its own */
+    if (kernels && !context->described)
+        predict.isa = kernels->isa;
+    request.predict = &predict;
     return numoe_plan_create(context->machine, &request, plan, error);
 }
 
@@ -34,13 +44,15 @@ static int load(const struct numoe_options *options, struct numoe_plan **plan,
 {
     if (options->plan && options->plan_file)
         return numoe_error_set(error, -EINVAL, "plan", "is given as a file and in memory too");
-    if (options->workers || options->nodes || options->cpus || options->keep_free_bytes)
+    if (options->workers || options->nodes || options->cpus || options->keep_free_bytes ||
+        options->form || options->groups || options->objective)
         return numoe_error_set(error, -EINVAL, "plan",
                                "%s cannot be given with a plan, which has its own",
-                               options->workers ? "workers"
-                               : options->nodes ? "nodes"
-                               : options->cpus  ? "cpus"
-                                                : "memory to keep free");
+                               options->workers           ? "workers"
+                               : options->nodes           ? "nodes"
+                               : options->cpus            ? "cpus"
+                               : options->keep_free_bytes ? "memory to keep free"
+                                                          : "the form of sharding");
     return options->plan_file
                ? numoe_plan_load(options->plan_file, plan, error)
                : numoe_plan_parse(options->plan, options->plan_bytes, NULL, plan, error);

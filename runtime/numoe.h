@@ -68,11 +68,15 @@ struct numoe_options {
     bool memory_spill; /**< weights that their node has no room for go elsewhere, and are reported;
                             else loading fails with -ENOMEM */
     /** A plan that numoe plan --json wrote: the path of its file, or its bytes in memory. Nodes,
-     *  workers, lanes and shares are the plan's; workers, nodes, cpus and keep_free_bytes must be
-     *  left alone. Models must have its shape. NULL: plans are made here. */
+     *  workers, lanes and shares are the plan's; workers, nodes, cpus, keep_free_bytes, form,
+     *  groups and objective must be left alone. Models must have its shape. NULL: plans are made
+     * here. */
     const char *plan_file;
     const void *plan;
-    uint64_t plan_bytes; /**< of plan */
+    uint64_t plan_bytes;  /**< of plan */
+    enum numoe_form form; /**< how models are divided among nodes; 0: as costs least */
+    uint32_t groups;      /**< with NUMOE_FORM_GROUPS: how many; 0: memory domains or packages */
+    enum numoe_objective objective; /**< what costs are of; 0: decode and prefill alike */
 };
 
 #define NUMOE_OPTIONS_INIT                                                                         \

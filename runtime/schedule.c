@@ -206,7 +206,7 @@ uint64_t numoe_schedule_pass(const struct numoe_schedule *s)
     if (s->batch.tokens == 0) /* then nothing else of the batch was checked */
         return 0;
     tokens = numoe_plan_row_bytes(s->model->plan->node_count) /
-             (row * s->batch.top_k * s->model->groups[s->reach].count);
+             (row * s->batch.top_k * s->model->reach[s->reach].rows);
     if (tokens < 64)
         tokens = 64;
     if (tokens > 65536)
@@ -395,7 +395,8 @@ static int lay_many(struct build *b, const struct group *group, uint64_t share)
 
         if (slices == 0)
             continue;
-        while (slices * slice_cost(tokens / blocks) > share &&
+        /* by the largest block: one that is too large by a token would be cut in ranges */
+        while (slices * slice_cost((tokens + blocks - 1) / blocks) > share &&
                tokens / (blocks + 1) >= BLOCK_TOKENS_LEAST)
             blocks++;
         for (uint32_t i = 0, token = 0; i < blocks; i++) {

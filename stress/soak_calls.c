@@ -339,11 +339,12 @@ static bool same_plan(const struct numoe_model *a, const struct numoe_model *b)
 {
     const struct numoe_plan *p = numoe_model_plan(a), *q = numoe_model_plan(b);
 
-    if (p->node_count != q->node_count ||
+    if (p->node_count != q->node_count || p->shard_count != q->shard_count ||
+        memcmp(p->shards, q->shards, p->shard_count * sizeof *p->shards) != 0 ||
         memcmp(p->cumulative, q->cumulative, (p->node_count + 1) * sizeof *p->cumulative) != 0)
         return false;
     for (uint32_t n = 0; n < p->node_count; n++)
-        if (p->nodes[n].lanes != q->nodes[n].lanes ||
+        if (p->nodes[n].lanes != q->nodes[n].lanes || p->nodes[n].shard != q->nodes[n].shard ||
             p->nodes[n].worker_count != q->nodes[n].worker_count)
             return false;
     return true;

@@ -5,13 +5,18 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
-static const char *const topologies[] = {
-    NULL, /* this machine */
-    "pack:2 l3:16 [numa(memory=16GB)] core:4 pu:2",
-    "pack:2 l3:2 [numa(memory=4GB)] core:2 pu:1",
-    "numa:3(memory=2GB) core:5 pu:1",
-    "pack:1 [numa(memory=8GB)] core:3 pu:2",
+static const struct {
+    const char *text;
+    uint32_t groups; /* of nodes: a number that it can be divided in */
+} topologies[] = {
+    {NULL, 1}, /* this machine */
+    {"pack:2 l3:16 [numa(memory=16GB)] core:4 pu:2", 8},
+    {"pack:2 l3:2 [numa(memory=4GB)] core:2 pu:1", 2},
+    {"numa:3(memory=2GB) core:5 pu:1", 2},
+    {"pack:1 [numa(memory=8GB)] core:3 pu:2", 1},
 };
+static const enum numoe_form forms[] = {NUMOE_FORM_AUTO, NUMOE_FORM_EVERY_NODE, NUMOE_FORM_GROUPS,
+                                        NUMOE_FORM_EXPERTS};
 static const uint32_t thread_counts[] = {0, 0, 1, 2, 3, 4, 7, 16, 64};
 static const uint64_t spins_ns[] = {0, 1000, 20000, 200000};
 
@@ -22,17 +27,21 @@ static void choose_plan(const struct soak *soak, struct soak_random *random,
                         struct soak_context *context)
 {
     /* drawn in every case, so that an option does not change what else is done */
-    const char *topology = PICK(random, topologies);
+    const uint64_t machine = soak_below(random, sizeof topologies / sizeof topologies[0]);
     const uint32_t few = soak_once(random, 4) ? (uint32_t)soak_between(random, 1, 12) : 0;
     const uint64_t isa = soak_next(random);
+    const enum numoe_form form = PICK(random, forms);
 
-    context->topology = soak->options.topology ? soak->options.topology : topology;
+    context->topology = soak->options.topology ? soak->options.topology : topologies[machine].text;
     context->workers = soak->options.workers ? soak->options.workers : few;
     /* the last, plain C, is slow: a sixteenth of the contexts */
     context->isa =
         soak->isas[soak->isa_count == 1 || isa % 16 == 0 ? soak->isa_count - 1
                                                          : isa / 16 % (soak->isa_count - 1)];
     context->gpu = !soak_once(random, 4) && soak->options.gpu;
+    context->form = form;
+    if (form == NUMOE_FORM_GROUPS)
+        context->groups = soak->options.topology ? 1 : topologies[machine].groups;
 }
 
 static void choose_execution(const struct soak *soak, struct soak_random *random,
@@ -63,6 +72,8 @@ int soak_context_open(struct soak *soak, struct soak_random *random,
         context->workers = like->workers;
         context->isa = like->isa;
         context->gpu = like->gpu;
+        context->form = like->form;
+        context->groups = like->groups;
     }
     choose_execution(soak, random, context);
     options.topology = context->topology;
@@ -74,13 +85,16 @@ int soak_context_open(struct soak *soak, struct soak_random *random,
     options.pin_caller = context->pin_caller;
     options.gpu = context->gpu ? NUMOE_GPU_ON : NUMOE_GPU_OFF;
     options.gpu_stream = context->gpu_stream;
+    options.form = context->form;
+    options.groups = context->groups;
     if (soak->warming) /* later contexts would say the same again and again */
         options.log = soak->options.log;
     soak_doing(soak,
                "opening a context on %s, %" PRIu32 " workers, %" PRIu32
-               " threads, %s, spin %" PRIu64 " ns, chaos %" PRIu64,
+               " threads, %s, form %d, spin %" PRIu64 " ns, chaos %" PRIu64,
                context->topology ? context->topology : "this machine", context->workers,
-               context->threads, context->isa, context->spin_ns, context->chaos_seed);
+               context->threads, context->isa, (int)context->form, context->spin_ns,
+               context->chaos_seed);
     rc = numoe_open(&options, &context->numoe, &error);
     if (rc) {
         free(context);

@@ -134,6 +134,8 @@ struct soak_context {
     uint32_t workers, threads;
     uint64_t chaos_seed, spin_ns;
     bool pin_caller, gpu, gpu_stream;
+    enum numoe_form form;
+    uint32_t groups;
     struct soak_model *models[SOAK_MODELS];
     uint32_t model_count;
     /* What numoe_stats_get must say in the end. */

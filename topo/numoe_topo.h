@@ -195,6 +195,8 @@ struct numoe_expert_shape {
     uint64_t expert_bytes; /**< besides slices, bytes an expert (b2), on its slice 0's node */
 };
 
+struct numoe_predict_options; /* predict.h */
+
 struct numoe_plan_request {
     size_t size;
     struct numoe_expert_shape shape;
@@ -213,6 +215,13 @@ struct numoe_plan_request {
     const uint32_t *reserved_cpus; /**< OS indices of PUs whose cores get no worker: left to the
                                         engine's own threads. NULL: none */
     uint32_t reserved_count;
+    enum numoe_form form;
+    uint32_t groups; /**< with NUMOE_FORM_GROUPS: so many, which share memory domains only where
+                          there are more of them than domains. 0: memory domains or packages,
+                          whichever costs less */
+    enum numoe_objective objective;              /**< what NUMOE_FORM_AUTO and groups 0 go by */
+    const struct numoe_predict_options *predict; /**< what costs rest on (no sizes, no GPUs); NULL:
+                                                      what is known of the machine */
 };
 
 #define NUMOE_PLAN_REQUEST_INIT                                                                    \
@@ -231,8 +240,29 @@ struct numoe_plan_node {
     uint64_t slice_count;                /**< slices, all layers and experts */
     uint32_t first_worker, worker_count; /**< its workers are consecutive */
     uint32_t lanes; /**< work units a phase is cut into here; independent of who runs */
-    double weight;  /**< its share of every expert, 0..1; they sum to 1. For reading: the
-                         exact shares are numoe_plan.cumulative */
+    uint32_t shard; /**< index in numoe_plan.shards */
+    double weight;  /**< its share of all slices, 0..1; they sum to 1. For reading: the exact
+                         shares are numoe_plan.shards and numoe_plan.cumulative */
+};
+
+/** Some of the experts, and the nodes that hold them: each lies on all of these nodes (as far as it
+ *  has slices) and on no other. */
+struct numoe_plan_shard {
+    uint32_t first_node, end_node; /**< its nodes are among these, not all of these its nodes */
+    uint64_t first_place, places;  /**< its experts: those with these places, see
+                                        numoe_plan_boundary */
+};
+
+/** A form that was weighed. */
+struct numoe_plan_form {
+    enum numoe_form form;
+    uint32_t groups;                      /**< of nodes */
+    bool chosen, fits, executable;        /**< executable: false for NUMOE_FORM_ROWS */
+    double decode_ms, prefill_ms;         /**< predicted, a layer: 1 token and 4096; 0: not known */
+    uint64_t decode_bytes, prefill_bytes; /**< partial outputs written and read, a layer */
+    double cost;      /**< by the objective, 1 being the best that fits; 0: not known */
+    char name[48];    /**< "8 groups of nodes (memory domains)" */
+    char reason[160]; /**< why it is chosen or not */
 };
 
 struct numoe_plan_worker {
@@ -282,22 +312,30 @@ struct numoe_plan {
     uint32_t node_count;
     struct numoe_plan_worker *workers;
     uint32_t worker_count;
-    uint64_t *cumulative; /**< node_count + 1: shares of all nodes before, in units of 2^-62 */
+    enum numoe_form form;            /**< never AUTO or ROWS */
+    struct numoe_plan_shard *shards; /**< in ascending order of places, all of which they cover */
+    uint32_t shard_count;            /**< 1 with NUMOE_FORM_EVERY_NODE */
+    uint64_t *cumulative; /**< node_count + 1: of the experts of a node's shard, the share of those
+                               of its nodes that stand before, in units of 2^-62 */
     uint64_t expert_step; /**< coprime with shape.experts; see numoe_plan_boundary */
     uint32_t *distances;  /**< node_count x node_count between plan nodes */
-    char *source;         /**< the machine's */
-    char **notes;         /**< decisions in plain words, with their reasons */
+    struct numoe_plan_form *forms; /**< that were weighed, the chosen first, then by cost */
+    uint32_t form_count;           /**< 0: none was, without a model */
+    char *source;                  /**< the machine's */
+    char **notes;                  /**< decisions in plain words, with their reasons */
     uint32_t note_count;
 };
 
 /**
- * Make a plan. Every slice of every expert goes to exactly one node; a node's totals stay within
- * one slice of its weight, in each layer and over all; no node gets more than it has available.
+ * Make a plan. Every slice of every expert goes to exactly one node; no node gets more than it has
+ * available. With NUMOE_FORM_EVERY_NODE a node's totals stay within one slice of its weight, in
+ * each layer and over all; with shards, a shard's totals within one expert of its weight.
  * Nodes and workers do not depend on the shape: plans of one machine and request list the same.
  * With shape.layers = 0 the plan is nodes and workers only.
  * @return 0 (free with numoe_plan_free); -ENOSPC when it does not fit (the message names node or
  *         total, shortfall and what would help); -EINVAL for a CPU or node that is not there or
- *         not allowed, for more than 4096 workers; -EOVERFLOW; -ENOMEM
+ *         not allowed, for more than 4096 workers, for more groups than nodes; -ENOTSUP for
+ *         NUMOE_FORM_ROWS; -EOVERFLOW; -ENOMEM
  */
 int numoe_plan_create(const struct numoe_machine *machine, const struct numoe_plan_request *request,
                       struct numoe_plan **plan, struct numoe_error *error);
@@ -307,13 +345,29 @@ void numoe_plan_free(struct numoe_plan *plan);
  * First slice of an expert that plan node n holds, n from 0 to node_count; node n holds
  * [boundary(n), boundary(n + 1)). boundary(0) = 0, boundary(node_count) = shape.slices.
  *
- * It is floor(slices * C(n) + phi), C(n) being the share of the nodes before n and phi in [0, 1) a
- * number of its own for each (layer, expert), all of them equally far apart: where a node's share
- * is not whole, the slice in question goes to either side as often as the share says.
+ * Each (layer, expert) has a place of its own in [0, layers * experts): ((expert + layer) * step
+ * mod experts) * layers + layer. A shard is the experts of consecutive places, so that of each
+ * layer it has its share of the experts to within one, neighbours lie far apart, and an expert of
+ * the same number is elsewhere in the next layer.
+ *
+ * Within a shard the boundary is floor(slices * C(n) + phi), C(n) being the share of the
+ * shard's nodes before n and phi in [0, 1) a number of its own for each of the shard's places, all
+ * of them equally far apart: where a node's share is not whole, the slice in question goes to
+ * either side as often as the share says. Nodes of other shards hold nothing of it: the boundary
+ * before and after them is the same.
  * Whole-number arithmetic; the same on every machine.
  */
 uint64_t numoe_plan_boundary(const struct numoe_plan *plan, uint64_t layer, uint64_t expert,
                              uint32_t plan_node);
+
+/**
+ * Deal a plan's nodes to groups: of whole memory domains while there are no more groups than
+ * domains, and of domains near to each other (a package's are); else of nodes of one domain each.
+ * @param groups  1 .. plan->node_count
+ * @param group   node_count elements: which group each node belongs to
+ * @return 0, -EINVAL or -ENOMEM
+ */
+int numoe_plan_deal(const struct numoe_plan *plan, uint32_t groups, uint32_t *group);
 
 /**
  * Bytes that the partial outputs of one pass of a call may take: 512 MiB, or 256 MiB a node when
@@ -334,6 +388,8 @@ enum numoe_reach {
 /** What a reach costs on a plan's nodes. */
 struct numoe_plan_reach {
     uint32_t groups; /**< of plan nodes */
+    uint32_t rows;   /**< of them, at most so many hold slices of one expert: partial outputs for
+                          each of its tokens */
     /** sum of distance - 10 over the pairs (worker, node) in a group that share no channels, and
      *  the number of all pairs in a group: far_tenths / pairs / 10 is by how much reading weights
      *  anywhere in the group is slower than at home */

@@ -17,33 +17,63 @@ struct plan_build {
     struct numoe_plan *plan;
     uint32_t *place_of;   /* machine node -> plan node, or NUMOE_NONE */
     uint32_t *core_units; /* plan node -> what its cores are worth: 2 a core, 1 a slow one */
+    uint64_t *weight;     /* plan node -> what its part should be, in any unit */
+    bool *full;           /* plan node -> has no room for more than it was given */
 };
 
-/* Which memory nodes are used, and how much of each may be. */
-int plan_choose_nodes(struct plan_build *build, struct numoe_error *error);
-/* Which CPUs workers run on, and with which node. */
-int plan_choose_workers(struct plan_build *build, struct numoe_error *error);
-/* How many slices go where. */
-int plan_place(struct plan_build *build, struct numoe_error *error);
-
-/* Note down what was asked for, and what the plan rests on. */
-int plan_describe(struct plan_build *build, struct numoe_error *error);
-
-/* How much there is of a model. */
 struct plan_totals {
     uint64_t pairs;  /* (layer, expert) */
     uint64_t slices; /* over all */
     uint64_t bytes;
 };
 
-/* @return 0; -EINVAL, -EOVERFLOW */
+/* Which memory nodes are used, and how much of each may be. */
+int plan_choose_nodes(struct plan_build *build, struct numoe_error *error);
+/* Which CPUs workers run on, and with which node. */
+int plan_choose_workers(struct plan_build *build, struct numoe_error *error);
+/* What each node's part should be: build->weight. */
+int plan_weigh(struct plan_build *build, struct numoe_error *error);
+/* How many slices go where, in which form. */
+int plan_place(struct plan_build *build, struct numoe_error *error);
+
+/* Sizes of all layers, checked. All 0 without a model. */
 int plan_count_totals(const struct numoe_expert_shape *shape, struct plan_totals *totals,
                       struct numoe_error *error);
-/* What a node holds, by the shares. */
+/*
+ * Place the model on shards; shard[n] is plan node n's, 0 .. shards - 1, each with a node.
+ * Replaces what was placed before. *room: how many whole experts the shards have room for.
+ * Returns 0, -ENOSPC (what is in the plan is then of no use) or -ENOMEM.
+ */
+int plan_place_shards(struct plan_build *build, const struct plan_totals *totals,
+                      const uint32_t *shard, uint32_t shards, uint64_t *room);
+/* Shares of a plan without a model. Returns 0 or -ENOMEM. */
+int plan_place_nothing(struct plan_build *build);
+/* Say what is missing, and which nodes could still help. Returns -ENOSPC, or -ENOMEM. */
+int plan_refuse(const struct plan_build *build, const struct plan_totals *totals,
+                struct numoe_error *error);
+/* scratch: for as many numbers as there are nodes. */
+void plan_note_full(struct plan_build *build, uint32_t *scratch);
+
+/* Groups of whole packages. Returns 0 or -ENOMEM. */
+int plan_deal_packages(const struct numoe_plan *plan, uint32_t *group, uint32_t *groups);
+/* How many memory domains the plan's nodes are of. Returns 0 or -ENOMEM. */
+int plan_count_domains(const struct numoe_plan *plan, uint32_t *count);
+
+/* Note down what was asked for, and what the plan rests on. */
+int plan_describe(struct plan_build *build, struct numoe_error *error);
+
+/* What a node holds, by its shard and the shares. */
 void plan_count_node(struct numoe_plan *plan, const struct plan_totals *totals, uint32_t plan_node);
 uint64_t plan_total_bytes(const struct numoe_plan *plan);
-/* A node's part of the whole as a number to read. */
-double plan_weight(const struct numoe_plan *plan, uint32_t plan_node);
+
+/* A shard's nodes: which are the first and the last. */
+void plan_bound_shard(struct numoe_plan *plan, uint32_t shard);
+
+/* "every", ...; "both", ...: as on the command line. */
+const char *plan_form_word(enum numoe_form form);
+const char *plan_objective_word(enum numoe_objective objective);
+enum { PLAN_FORMS = NUMOE_FORM_ROWS + 1, PLAN_OBJECTIVES = NUMOE_OPTIMIZE_PREFILL + 1 };
+enum { PLAN_FORMS_MOST = 6 /* that are weighed */ };
 
 /* Bytes of a node that stay free, asked being the request's. */
 uint64_t plan_kept_free(uint64_t asked, uint64_t capacity_bytes);

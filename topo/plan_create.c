@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-_Static_assert(sizeof(struct numoe_plan_request) == 136, "size-first struct: grow at the end");
+_Static_assert(sizeof(struct numoe_plan_request) == 152, "size-first struct: grow at the end");
 
 int numoe_plan_create(const struct numoe_machine *machine, const struct numoe_plan_request *request,
                       struct numoe_plan **out, struct numoe_error *error)
@@ -46,6 +46,8 @@ int numoe_plan_create(const struct numoe_machine *machine, const struct numoe_pl
 out:
     free(build.place_of);
     free(build.core_units);
+    free(build.weight);
+    free(build.full);
     if (rc)
         numoe_plan_free(plan);
     else
@@ -59,7 +61,9 @@ void numoe_plan_free(struct numoe_plan *plan)
         return;
     free(plan->nodes);
     free(plan->workers);
+    free(plan->shards);
     free(plan->cumulative);
+    free(plan->forms);
     free(plan->distances);
     free(plan->source);
     free((void *)plan->request.nodes);

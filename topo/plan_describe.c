@@ -20,6 +20,7 @@ static uint32_t *copy_list(const uint32_t *list, uint32_t count)
 static bool keep_request(const struct numoe_plan_request *request, struct numoe_plan_request *kept)
 {
     *kept = *request;
+    kept->predict = NULL; /* the caller's; what came of it is in the forms */
     kept->nodes = copy_list(request->nodes, request->node_count);
     kept->cpus = copy_list(request->cpus, request->cpu_count);
     kept->reserved_cpus = copy_list(request->reserved_cpus, request->reserved_count);

@@ -52,6 +52,20 @@ static void explain_unused(const struct subject *s, const struct numoe_node *nod
     fputs(".\n", s->out);
 }
 
+/* Slices of an expert of its shard that a node has, on average. */
+static double slices_of(const struct numoe_plan *plan, const struct numoe_plan_node *node)
+{
+    uint64_t places = plan->shards[node->shard].places;
+
+    return places ? (double)node->slice_count / (double)places : 0;
+}
+
+static const char *rounding(double slices)
+{
+    return slices != (double)(uint64_t)slices ? ", rounded up or down by expert and layer in turn"
+                                              : "";
+}
+
 static void explain_node(const struct subject *s, uint32_t machine_node)
 {
     const struct numoe_node *node = &s->machine->nodes[machine_node];
@@ -68,11 +82,18 @@ static void explain_node(const struct subject *s, uint32_t machine_node)
         explain_unused(s, node);
         return;
     }
-    exact = (double)shape->slices * place->weight;
-    fprintf(s->out, "node %u holds %.3f %% of every expert: %.2f of its %" PRIu64 " slices%s.\n",
-            node->os_index, place->weight * 100, exact, shape->slices,
-            exact != (double)(uint64_t)exact ? ", rounded up or down by expert and layer in turn"
-                                             : "");
+    exact = slices_of(s->plan, place);
+    if (s->plan->shard_count == 1)
+        fprintf(s->out,
+                "node %u holds %.3f %% of every expert: %.2f of its %" PRIu64 " slices%s.\n",
+                node->os_index, place->weight * 100, exact, shape->slices, rounding(exact));
+    else
+        fprintf(s->out,
+                "node %u holds %.3f %% of the weights: in each layer, of %.2f of %" PRIu64
+                " experts, %.2f of their %" PRIu64 " slices%s.\n",
+                node->os_index, place->weight * 100,
+                (double)s->plan->shards[place->shard].places / (double)shape->layers,
+                shape->experts, exact, shape->slices, rounding(exact));
     fprintf(
         s->out, "  over all layers %" PRIu64 " slices, %s, of %s that may be used (%s in all)\n",
         place->slice_count, topo_bytes(bytes[0], place->planned_bytes),
@@ -86,6 +107,7 @@ static void explain_node(const struct subject *s, uint32_t machine_node)
     else
         fputs("  why this part: its memory channels are its own\n", s->out);
     print_notes_of(s, "shares follow");
+    print_notes_of(s, "form: ");
     print_notes_of(s, "full: the others");
     if (place->worker_count) {
         for (uint32_t w = 0; w < place->worker_count; w++)
@@ -133,19 +155,29 @@ static void explain_worker(const struct subject *s, uint32_t w)
     print_notes_of(s, "reserved");
 }
 
+static uint32_t shard_holding(const struct numoe_plan *plan, uint64_t layer, uint64_t expert)
+{
+    uint32_t n = 0;
+
+    while (n + 1 < plan->node_count && !numoe_plan_boundary(plan, layer, expert, n + 1))
+        n++;
+    return plan->nodes[n].shard;
+}
+
 static void explain_expert(const struct subject *s, uint64_t layer, uint64_t expert)
 {
     const struct numoe_plan *plan = s->plan;
     uint64_t slices = plan->shape.slices, from = 0;
     bool rounded = false;
-    uint32_t holders = 0;
+    uint32_t holders = 0, members = 0, shard = shard_holding(plan, layer, expert);
+    char text[160];
 
     fprintf(s->out,
             "expert %" PRIu64 " of layer %" PRIu64 ": %" PRIu64 " slices of %" PRIu64 " bytes:\n",
             expert, layer, slices, plan->shape.slice_bytes);
     for (uint32_t n = 0; n < plan->node_count; n++) {
         uint64_t to = numoe_plan_boundary(plan, layer, expert, n + 1), count = to - from;
-        double share = (double)slices * plan->nodes[n].weight;
+        double share = slices_of(plan, &plan->nodes[n]);
 
         if (count) {
             holders++;
@@ -156,20 +188,31 @@ static void explain_expert(const struct subject *s, uint64_t layer, uint64_t exp
             fprintf(s->out, " (%" PRIu64 "; its share is %.2f)%s\n", count, share,
                     from == 0 && plan->shape.expert_bytes ? ", and the down bias" : "");
         }
-        rounded |= (double)count != share;
+        rounded |= plan->nodes[n].shard == shard && (double)count != share;
         from = to;
     }
-    fprintf(s->out,
+    for (uint32_t n = 0; n < plan->node_count; n++)
+        if (plan->nodes[n].shard == shard)
+            s->scratch[members++] = plan->nodes[n].os_index;
+    if (plan->shard_count == 1)
+        fprintf(
+            s->out,
             "  why: every node has a part of every expert, so that whichever is hit, all memory "
             "is read at once\n");
+    else
+        fprintf(s->out,
+                "  why: experts go whole to %u groups of nodes, in turn by expert and layer and by "
+                "the groups' shares; this one to node%s %s\n",
+                plan->shard_count, members > 1 ? "s" : "",
+                topo_sorted_ranges(text, sizeof text, s->scratch, members));
     if (rounded)
         fprintf(s->out, "  shares are not whole: who gets the odd slice rotates by expert and "
                         "layer, so that totals stay within one slice\n");
-    if (holders < plan->node_count)
+    if (holders < members)
         fprintf(s->out,
                 "  %u of %u nodes hold some of this one; the others' turn comes with other "
                 "experts\n",
-                holders, plan->node_count);
+                holders, members);
 }
 
 /* Digits, then end or a stop that ends them. */

@@ -7,11 +7,11 @@
  *
  * SPDX-License-Identifier: Apache-2.0
  */
+#include "plan_load.h"
 #include "plan_build.h"
 #include "plan_form.h"
 #include "plan_shares.h"
 #include "topo_build.h"
-#include "topo_read.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -69,6 +69,9 @@ static void read_request(struct topo_reader *in, const json_t *root,
         topo_read_u32(in, object, "lanes_per_worker", PLAN_MAX_LANES_PER_WORKER);
     request->reserved_cpus =
         read_list(in, object, "reserved_cpus", TOPO_MAX_CPU_INDEX, &request->reserved_count);
+    request->form = plan_read_form(in, object, "form");
+    request->groups = topo_read_u32(in, object, "groups", TOPO_MAX_NODES);
+    request->objective = plan_read_objective(in, object, "optimize");
     topo_read_outside(in);
 }
 
@@ -272,31 +275,6 @@ static void check_cpus_used(struct topo_reader *in, const struct numoe_plan *pla
     free(used);
 }
 
-static void read_shares(struct topo_reader *in, const json_t *root, struct numoe_plan *plan)
-{
-    size_t count = (size_t)plan->node_count + 1;
-    const json_t *items = topo_read_array(in, root, "cumulative", count, count);
-    uint64_t *shares = topo_read_room(in, count, sizeof *shares);
-
-    plan->cumulative = shares;
-    for (size_t i = 0; i < count && !in->rc; i++) {
-        shares[i] = topo_read_element(in, items, "cumulative", i, PLAN_SHARE_ONE);
-        if (i && shares[i] < shares[i - 1])
-            topo_read_wrong(in, "cumulative", "has %" PRIu64 " after %" PRIu64 ": it must not fall",
-                            shares[i], shares[i - 1]);
-    }
-    if (!in->rc && (shares[0] != 0 || shares[count - 1] != PLAN_SHARE_ONE))
-        topo_read_wrong(in, "cumulative",
-                        "runs from %" PRIu64 " to %" PRIu64 ", and not from 0 to 2^62", shares[0],
-                        shares[count - 1]);
-    plan->expert_step = topo_read_between(in, root, "expert_step", 1,
-                                          plan->shape.experts > 1 ? plan->shape.experts - 1 : 1);
-    if (plan->shape.experts > 1 && !in->rc &&
-        plan_common_divisor(plan->expert_step, plan->shape.experts) != 1)
-        topo_read_wrong(in, "expert_step", "is %" PRIu64 ", not coprime with %" PRIu64 " experts",
-                        plan->expert_step, plan->shape.experts);
-}
-
 static void compare(struct topo_reader *in, const char *key, uint64_t have, uint64_t follows)
 {
     if (have != follows)
@@ -313,7 +291,6 @@ static void check_nodes(struct topo_reader *in, const json_t *root, struct numoe
         struct numoe_plan_node said = *node;
 
         plan_count_node(plan, totals, i);
-        node->weight = plan_weight(plan, i);
         snprintf(in->at, sizeof in->at, "nodes[%u]", i);
         compare(in, "slices", said.slice_count, node->slice_count);
         compare(in, "planned_bytes", said.planned_bytes, node->planned_bytes);
@@ -338,9 +315,10 @@ static void read_plan(struct topo_reader *in, const json_t *root, struct numoe_p
     read_nodes(in, root, plan);
     read_workers(in, root, plan);
     check_cpus_used(in, plan);
-    read_shares(in, root, plan);
+    plan_read_shards(in, root, plan, &totals);
     check_nodes(in, root, plan, &totals);
     plan->distances = topo_read_distances(in, root, "distances", plan->node_count);
+    plan_read_forms(in, root, plan);
     topo_read_notes(in, root, &plan->notes, &plan->note_count);
 }
 

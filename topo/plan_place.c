@@ -1,11 +1,10 @@
 /*
  * How many slices go to which node, in whole numbers from beginning to end.
  *
- * A node's weight is its bandwidth where that is known of all nodes (measured, else told by the
- * firmware), else its part of its memory domain (whose channels count once) averaged with its part
- * of the cores. Weights become whole
- * counts of slices over the model, none above what the node has room for; the counts become exact
- * shares, and numoe_plan_boundary spreads each share over layers and experts.
+ * The experts of all layers are split among the shards by weight, as many to each as its nodes have
+ * room for; a shard's slices are split among its nodes likewise. The counts become exact shares,
+ * and numoe_plan_boundary spreads those over layers and experts. With one shard every
+ * node holds its part of every expert.
  *
  * SPDX-License-Identifier: Apache-2.0
  */
@@ -17,8 +16,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
-/* A domain's part is divided exactly by any number of nodes up to 16. */
-enum { DOMAIN_UNITS = 720720, MOST_ROUNDS = 64 };
+enum { MOST_ROUNDS = 64 };
 
 /* Stands for the model in a plan without one: fine enough for 1024 nodes. */
 static const uint64_t no_model_slices = (uint64_t)1 << 40;
@@ -51,160 +49,280 @@ int plan_count_totals(const struct numoe_expert_shape *shape, struct plan_totals
     return 0;
 }
 
-/* Bandwidth of a node, and whether it is the node's own part of channels that it shares. */
-enum bandwidth_source {
-    MEASURED_TOGETHER, /* while all nodes were read: its own part */
-    MEASURED_ALONE,    /* by the domain that reads it fastest: the channels' */
-    FIRMWARE,          /* the same, as memory attributes say */
-    NOT_KNOWN
+/* The nodes of a shard, gathered from wherever they stand among the plan's nodes. */
+struct members {
+    uint32_t *node; /* plan nodes, ascending */
+    uint32_t count;
+    uint64_t *weight, *room, *limit, *share, *cumulative;
 };
 
-static uint64_t bandwidth_of(const struct numoe_machine *machine, uint32_t node,
-                             enum bandwidth_source source)
+static void free_members(struct members *m)
 {
-    switch (source) {
-    case MEASURED_TOGETHER:
-        return machine->together_mbs ? machine->together_mbs[node] : 0;
-    case MEASURED_ALONE:
-        return numoe_machine_measured(machine, node);
-    case FIRMWARE:
-        return machine->nodes[node].bandwidth_mbs;
-    case NOT_KNOWN:
-        break;
-    }
-    return 0;
+    free(m->node);
+    free(m->weight);
+    free(m->room);
+    free(m->limit);
+    free(m->share);
+    free(m->cumulative);
 }
 
-/* The best source that knows all of the plan's nodes; fills in their bandwidths. */
-static enum bandwidth_source choose_source(const struct plan_build *build, uint64_t *bandwidth)
+static int make_members(struct members *m, uint32_t nodes)
 {
-    const struct numoe_plan *plan = build->plan;
-    enum bandwidth_source source;
-
-    for (source = MEASURED_TOGETHER; source < NOT_KNOWN; source++) {
-        bool known = true;
-
-        for (uint32_t i = 0; i < plan->node_count; i++) {
-            bandwidth[i] = bandwidth_of(build->machine, plan->nodes[i].node, source);
-            known &= bandwidth[i] != 0;
-        }
-        if (known)
-            break;
-    }
-    return source;
+    m->node = calloc(nodes, sizeof *m->node);
+    m->weight = calloc(nodes, sizeof *m->weight);
+    m->room = calloc(nodes, sizeof *m->room);
+    m->limit = calloc(nodes, sizeof *m->limit);
+    m->share = calloc(nodes, sizeof *m->share);
+    m->cumulative = calloc((size_t)nodes + 1, sizeof *m->cumulative);
+    if (m->node && m->weight && m->room && m->limit && m->share && m->cumulative)
+        return 0;
+    free_members(m);
+    return -ENOMEM;
 }
 
-/* What was measured of equal nodes differs a little, and shares must not follow noise. */
-static void even_out(uint64_t *bandwidth, uint32_t count)
+static void gather(const struct plan_build *build, const uint32_t *shard, uint32_t which,
+                   struct members *m)
 {
-    enum { NOISE_PERCENT = 5 };
-    uint64_t least = UINT64_MAX, most = 0, sum = 0;
-
-    for (uint32_t i = 0; i < count; i++) {
-        least = bandwidth[i] < least ? bandwidth[i] : least;
-        most = bandwidth[i] > most ? bandwidth[i] : most;
-        sum += bandwidth[i];
+    m->count = 0;
+    for (uint32_t n = 0; n < build->plan->node_count; n++) {
+        if (shard[n] != which)
+            continue;
+        m->node[m->count] = n;
+        m->weight[m->count] = build->weight[n];
+        m->room[m->count++] = build->plan->nodes[n].available_bytes;
     }
-    if ((most - least) * 100 > most * NOISE_PERCENT)
-        return;
-    for (uint32_t i = 0; i < count; i++)
-        bandwidth[i] = sum / count;
 }
 
-static void weigh(struct plan_build *build, uint64_t *weight)
+/* Experts of `experts` of so many slices in all whose slice 0 lies before a share of them:
+ * floor(x + phi) >= 1. */
+static uint64_t experts_before(uint64_t experts, uint64_t slices, uint64_t share)
 {
-    static const char *const notes[] = {
-        [MEASURED_TOGETHER] = "shares follow the bandwidth of nodes as measured, all at once",
-        [MEASURED_ALONE] = "shares follow the bandwidth of nodes as measured, each alone",
-        [FIRMWARE] = "shares follow the bandwidth of nodes as the firmware gives it",
-        [NOT_KNOWN] = "bandwidth is not known: shares follow memory domains and cores",
-    };
-    const struct numoe_machine *machine = build->machine;
-    const struct numoe_plan *plan = build->plan;
-    enum bandwidth_source source = choose_source(build, weight);
-    uint64_t cores = 0, parts = 0;
-    bool known = source != NOT_KNOWN;
+    uint64_t before = plan_scale(slices, share);
 
-    if (source <= MEASURED_ALONE)
-        even_out(weight, plan->node_count);
-    for (uint32_t i = 0; i < plan->node_count; i++)
-        cores += build->core_units[i];
-    /* nodes of one domain share its channels; the fastest tells what those can do */
-    for (uint32_t i = 0; known && i < plan->node_count; i++)
-        for (uint32_t j = 0; j < i && source != MEASURED_TOGETHER; j++) {
-            if (machine->nodes[plan->nodes[j].node].domain !=
-                machine->nodes[plan->nodes[i].node].domain)
+    return share == PLAN_SHARE_ONE || before > experts ? experts : before;
+}
+
+static uint64_t bytes_between(const struct numoe_expert_shape *shape, uint64_t experts,
+                              uint64_t from, uint64_t to)
+{
+    uint64_t slices = experts * shape->slices;
+
+    return (plan_scale(slices, to) - plan_scale(slices, from)) * shape->slice_bytes +
+           (experts_before(experts, slices, to) - experts_before(experts, slices, from)) *
+               shape->expert_bytes;
+}
+
+/* Split so many experts among a shard's members; then, as bytes besides slices fall on whoever
+ * holds slice 0, lower the limit of one that overflows and split again. */
+static bool split(struct members *m, const struct numoe_expert_shape *shape, uint64_t experts)
+{
+    for (uint32_t i = 0; i < m->count; i++) {
+        m->limit[i] = m->room[i] / shape->slice_bytes;
+        m->share[i] = m->cumulative[i] = 0;
+    }
+    if (!experts)
+        return true;
+    for (int round = 0; round < MOST_ROUNDS; round++) {
+        bool over = false;
+
+        if (!plan_split(experts * shape->slices, m->count, m->weight, m->limit, m->share))
+            return false;
+        plan_accumulate(experts * shape->slices, m->count, m->share, m->cumulative);
+        for (uint32_t i = 0; i < m->count; i++) {
+            uint64_t planned =
+                bytes_between(shape, experts, m->cumulative[i], m->cumulative[i + 1]);
+            uint64_t less;
+
+            if (planned <= m->room[i])
                 continue;
-            if (weight[j] > weight[i])
-                weight[i] = weight[j];
-            else
-                weight[j] = weight[i];
+            over = true;
+            less = (planned - m->room[i] - 1) / shape->slice_bytes + 1;
+            m->limit[i] = m->share[i] > less ? m->share[i] - less : 0;
         }
-    for (uint32_t i = 0; i < plan->node_count; i++) {
-        uint32_t domain = machine->nodes[plan->nodes[i].node].domain;
-        uint64_t sharing = 0;
-
-        for (uint32_t j = 0; j < plan->node_count; j++)
-            sharing += machine->nodes[plan->nodes[j].node].domain == domain;
-        if (source == MEASURED_TOGETHER)
-            weight[i] <<= 16;
-        else
-            weight[i] = known ? (weight[i] << 16) / sharing : DOMAIN_UNITS / sharing;
-        parts += weight[i];
+        if (!over)
+            return true;
     }
-    if (!known && cores)
-        for (uint32_t i = 0; i < plan->node_count; i++)
-            weight[i] = weight[i] * cores + build->core_units[i] * parts;
-    if (plan->node_count > 1)
-        plan_note(build, "%s", notes[source]);
+    return false;
 }
 
-/* Experts whose slice 0 lies before a node, given the share before it: floor(x + phi) >= 1. */
-static uint64_t experts_before(const struct plan_totals *totals, const struct numoe_plan *plan,
-                               uint32_t node)
+/* The most whole experts that a shard has room for, up to `most`. */
+static uint64_t room_for_experts(struct members *m, const struct numoe_expert_shape *shape,
+                                 uint64_t most)
 {
-    uint64_t before;
+    uint64_t slices = 0, low = 0, high;
 
-    if (node == plan->node_count)
-        return totals->pairs;
-    before = plan_scale(totals->slices, plan->cumulative[node]);
-    return before < totals->pairs ? before : totals->pairs;
+    for (uint32_t i = 0; i < m->count; i++)
+        slices += m->room[i] / shape->slice_bytes;
+    high = slices / shape->slices;
+    high = high < most ? high : most;
+    if (split(m, shape, high))
+        return high;
+    while (low + 1 < high) {
+        uint64_t middle = low + (high - low) / 2;
+
+        if (split(m, shape, middle))
+            low = middle;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+void plan_bound_shard(struct numoe_plan *plan, uint32_t shard)
+{
+    struct numoe_plan_shard *of = &plan->shards[shard];
+
+    of->first_node = of->end_node = 0;
+    for (uint32_t n = 0; n < plan->node_count; n++) {
+        if (plan->nodes[n].shard != shard)
+            continue;
+        of->first_node = of->end_node ? of->first_node : n;
+        of->end_node = n + 1;
+    }
+}
+
+/* The share of a shard's nodes up to and with this one. */
+static uint64_t share_to(const struct numoe_plan *plan, uint32_t plan_node)
+{
+    uint32_t shard = plan->nodes[plan_node].shard;
+
+    for (uint32_t n = plan_node + 1; n < plan->shards[shard].end_node; n++)
+        if (plan->nodes[n].shard == shard)
+            return plan->cumulative[n];
+    return PLAN_SHARE_ONE;
 }
 
 void plan_count_node(struct numoe_plan *plan, const struct plan_totals *totals, uint32_t plan_node)
 {
     struct numoe_plan_node *node = &plan->nodes[plan_node];
-    uint64_t experts =
-        experts_before(totals, plan, plan_node + 1) - experts_before(totals, plan, plan_node);
+    uint64_t experts = plan->shards[node->shard].places, slices = experts * plan->shape.slices;
+    uint64_t from = plan->cumulative[plan_node], to = share_to(plan, plan_node);
 
-    node->slice_count = plan_scale(totals->slices, plan->cumulative[plan_node + 1]) -
-                        plan_scale(totals->slices, plan->cumulative[plan_node]);
-    node->planned_bytes =
-        node->slice_count * plan->shape.slice_bytes + experts * plan->shape.expert_bytes;
+    node->slice_count = plan_scale(slices, to) - plan_scale(slices, from);
+    node->planned_bytes = bytes_between(&plan->shape, experts, from, to);
+    node->weight = totals->slices ? (double)node->slice_count / (double)totals->slices
+                                  : (double)(to - from) / (double)PLAN_SHARE_ONE;
 }
 
-double plan_weight(const struct numoe_plan *plan, uint32_t plan_node)
+static void keep(struct plan_build *build, const struct plan_totals *totals, uint32_t which,
+                 uint64_t first, uint64_t experts, const struct members *m)
 {
-    return (double)(plan->cumulative[plan_node + 1] - plan->cumulative[plan_node]) /
-           (double)PLAN_SHARE_ONE;
+    struct numoe_plan *plan = build->plan;
+
+    plan->shards[which].first_place = first;
+    plan->shards[which].places = experts;
+    for (uint32_t i = 0; i < m->count; i++) {
+        plan->cumulative[m->node[i]] = m->cumulative[i];
+        build->full[m->node[i]] = m->share[i] == m->limit[i];
+    }
+    plan_bound_shard(plan, which);
+    for (uint32_t i = 0; i < m->count; i++)
+        plan_count_node(plan, totals, m->node[i]);
+}
+
+/* How many experts each shard gets: by weight, within its room. */
+static bool share_experts(const struct plan_build *build, const struct plan_totals *totals,
+                          const uint32_t *shard, uint32_t shards, struct members *m,
+                          struct members *of, uint64_t *room)
+{
+    *room = 0;
+    of->count = shards;
+    for (uint32_t g = 0; g < shards; g++) {
+        gather(build, shard, g, m);
+        of->weight[g] = 0;
+        for (uint32_t i = 0; i < m->count; i++)
+            of->weight[g] += m->weight[i];
+        of->limit[g] =
+            shards == 1 ? totals->pairs : room_for_experts(m, &build->plan->shape, totals->pairs);
+        *room += of->limit[g];
+    }
+    return plan_split(totals->pairs, shards, of->weight, of->limit, of->share);
+}
+
+int plan_place_shards(struct plan_build *build, const struct plan_totals *totals,
+                      const uint32_t *shard, uint32_t shards, uint64_t *room)
+{
+    struct numoe_plan *plan = build->plan;
+    struct members m = {0}, of = {0};
+    uint64_t first = 0;
+    int rc = -ENOMEM;
+
+    free(plan->shards);
+    plan->shard_count = 0;
+    plan->shards = calloc(shards, sizeof *plan->shards);
+    if (!plan->shards || make_members(&m, plan->node_count))
+        return -ENOMEM;
+    if (make_members(&of, shards))
+        goto out;
+    for (uint32_t n = 0; n < plan->node_count; n++)
+        plan->nodes[n].shard = shard[n];
+    rc = -ENOSPC;
+    if (!share_experts(build, totals, shard, shards, &m, &of, room))
+        goto out;
+    for (uint32_t g = 0; g < shards; g++) {
+        gather(build, shard, g, &m);
+        if (!split(&m, &plan->shape, of.share[g]))
+            goto out;
+        keep(build, totals, g, first, of.share[g], &m);
+        /* a shard that is full is so as a whole, though its nodes may have room for part of one
+         * expert more */
+        for (uint32_t i = 0; i < m.count && shards > 1; i++)
+            build->full[m.node[i]] |= of.share[g] == of.limit[g];
+        first += of.share[g];
+    }
+    plan->cumulative[plan->node_count] = PLAN_SHARE_ONE;
+    plan->shard_count = shards;
+    rc = 0;
+out:
+    free_members(&m);
+    free_members(&of);
+    return rc;
+}
+
+int plan_place_nothing(struct plan_build *build)
+{
+    const struct plan_totals none = {0};
+    struct numoe_plan *plan = build->plan;
+    uint64_t *limit = calloc(plan->node_count, sizeof *limit);
+    uint64_t *share = calloc(plan->node_count, sizeof *share);
+
+    plan->shards = calloc(1, sizeof *plan->shards);
+    if (limit && share && plan->shards) {
+        for (uint32_t i = 0; i < plan->node_count; i++)
+            limit[i] = no_model_slices;
+        (void)plan_split(no_model_slices, plan->node_count, build->weight, limit, share);
+        plan_accumulate(no_model_slices, plan->node_count, share, plan->cumulative);
+        plan->shard_count = 1;
+        plan_bound_shard(plan, 0);
+        for (uint32_t i = 0; i < plan->node_count; i++)
+            plan_count_node(plan, &none, i);
+    }
+    free(limit);
+    free(share);
+    return plan->shard_count ? 0 : -ENOMEM;
 }
 
 /* Say what is missing, and which nodes could still help. */
-static int refuse(const struct plan_build *build, const struct plan_totals *totals, uint64_t have,
-                  struct numoe_error *error)
+int plan_refuse(const struct plan_build *build, const struct plan_totals *totals,
+                struct numoe_error *error)
 {
     const struct numoe_machine *machine = build->machine;
     const struct numoe_plan *plan = build->plan;
     uint32_t *numbers = calloc(machine->node_count, sizeof *numbers);
-    uint64_t more = 0, lacking;
+    uint64_t have = 0, more = 0, lacking;
     char used[96] = "", unused[96] = "", need[32], room[32], lack[32], extra[32], help[256];
     char where[112];
     size_t count = 0;
 
     if (!numbers)
         return numoe_error_set(error, -ENOMEM, plan->source, "out of memory");
-    for (uint32_t i = 0; i < plan->node_count; i++)
+    for (uint32_t i = 0; i < plan->node_count; i++) {
         numbers[i] = plan->nodes[i].os_index;
+        have += plan->nodes[i].available_bytes;
+    }
+    /* the limit only counts where it is what experts do not fit in */
+    if (totals->bytes > machine->cgroup_bytes && machine->cgroup_bytes < have)
+        have = machine->cgroup_bytes;
     topo_sorted_ranges(used, sizeof used, numbers, plan->node_count);
     for (uint32_t i = 0; i < machine->node_count; i++) {
         const struct numoe_node *node = &machine->nodes[i];
@@ -239,104 +357,16 @@ static int refuse(const struct plan_build *build, const struct plan_totals *tota
                            topo_bytes(lack, lacking), (double)lacking / 1e9, help);
 }
 
-static uint64_t room_of(const struct plan_build *build)
-{
-    uint64_t have = 0;
-
-    for (uint32_t i = 0; i < build->plan->node_count; i++)
-        have += build->plan->nodes[i].available_bytes;
-    return have;
-}
-
-/* Split; then, as bytes besides slices fall on whoever holds slice 0, lower the limit of a node
- * that overflows and split again. */
-static int split(struct plan_build *build, const struct plan_totals *totals, const uint64_t *weight,
-                 uint64_t *limit, uint64_t *share, struct numoe_error *error)
-{
-    struct numoe_plan *plan = build->plan;
-    uint64_t have = room_of(build);
-
-    if (totals->bytes > build->machine->cgroup_bytes)
-        return refuse(build, totals,
-                      have < build->machine->cgroup_bytes ? have : build->machine->cgroup_bytes,
-                      error);
-    for (uint32_t i = 0; i < plan->node_count; i++)
-        limit[i] = plan->nodes[i].available_bytes / plan->shape.slice_bytes;
-    for (int round = 0; round < MOST_ROUNDS; round++) {
-        bool over = false;
-
-        if (!plan_split(totals->slices, plan->node_count, weight, limit, share))
-            break;
-        plan_accumulate(totals->slices, plan->node_count, share, plan->cumulative);
-        for (uint32_t i = 0; i < plan->node_count; i++)
-            plan_count_node(plan, totals, i);
-        for (uint32_t i = 0; i < plan->node_count; i++) {
-            uint64_t planned = plan->nodes[i].planned_bytes;
-            uint64_t room = plan->nodes[i].available_bytes, less;
-
-            if (planned <= room)
-                continue;
-            over = true;
-            less = (planned - room - 1) / plan->shape.slice_bytes + 1;
-            limit[i] = share[i] > less ? share[i] - less : 0;
-        }
-        if (!over)
-            return 0;
-    }
-    return refuse(build, totals, have, error);
-}
-
-static void note_full(struct plan_build *build, const uint64_t *limit, const uint64_t *share,
-                      uint32_t *scratch)
+void plan_note_full(struct plan_build *build, uint32_t *scratch)
 {
     const struct numoe_plan *plan = build->plan;
     char text[160];
     size_t count = 0;
 
     for (uint32_t i = 0; i < plan->node_count; i++)
-        if (share[i] == limit[i])
+        if (build->full[i])
             scratch[count++] = plan->nodes[i].os_index;
     if (count && count < plan->node_count)
         plan_note(build, "node%s %s full: the others hold more than their share",
                   count > 1 ? "s" : "", topo_sorted_ranges(text, sizeof text, scratch, count));
-}
-
-int plan_place(struct plan_build *build, struct numoe_error *error)
-{
-    struct numoe_plan *plan = build->plan;
-    uint32_t nodes = plan->node_count;
-    uint64_t *weight = calloc(nodes, sizeof *weight), *limit = calloc(nodes, sizeof *limit);
-    uint64_t *share = calloc(nodes, sizeof *share);
-    uint32_t *scratch = calloc(nodes, sizeof *scratch);
-    struct plan_totals totals;
-    int rc;
-
-    plan->cumulative = calloc((size_t)nodes + 1, sizeof *plan->cumulative);
-    if (!weight || !limit || !share || !scratch || !plan->cumulative) {
-        rc = numoe_error_set(error, -ENOMEM, plan->source, "out of memory");
-        goto out;
-    }
-    plan->expert_step = plan_expert_step(plan->shape.experts);
-    rc = plan_count_totals(&plan->shape, &totals, error);
-    if (rc)
-        goto out;
-    weigh(build, weight);
-    if (totals.slices) {
-        rc = split(build, &totals, weight, limit, share, error);
-        if (!rc)
-            note_full(build, limit, share, scratch);
-    } else {
-        for (uint32_t i = 0; i < nodes; i++)
-            limit[i] = no_model_slices;
-        (void)plan_split(no_model_slices, nodes, weight, limit, share);
-        plan_accumulate(no_model_slices, nodes, share, plan->cumulative);
-    }
-    for (uint32_t i = 0; i < nodes && !rc; i++)
-        plan->nodes[i].weight = plan_weight(plan, i);
-out:
-    free(weight);
-    free(limit);
-    free(share);
-    free(scratch);
-    return rc;
 }

@@ -28,6 +28,29 @@ static void print_node(const struct numoe_plan *plan, FILE *out, uint32_t i, uin
                                : "-");
 }
 
+static void print_forms(const struct numoe_plan *plan, FILE *out)
+{
+    char text[2][32];
+
+    if (plan->form_count < 2)
+        return;
+    fprintf(out,
+            "forms, predicted a layer: a token (decode) and 4096 (prefill), with their partial "
+            "outputs\n%-36s %10s %10s %12s %12s  %s\n",
+            "", "decode ms", "prefill ms", "decode", "prefill", "why");
+    for (uint32_t i = 0; i < plan->form_count; i++) {
+        const struct numoe_plan_form *f = &plan->forms[i];
+
+        if (f->decode_ms > 0)
+            fprintf(out, "%s%-35s %10.3f %10.2f %12s %12s  %s\n", f->chosen ? "*" : " ", f->name,
+                    f->decode_ms, f->prefill_ms, topo_bytes(text[0], f->decode_bytes),
+                    topo_bytes(text[1], f->prefill_bytes), f->reason);
+        else
+            fprintf(out, "%s%-35s %10s %10s %12s %12s  %s\n", f->chosen ? "*" : " ", f->name, "-",
+                    "-", "-", "-", f->reason);
+    }
+}
+
 void numoe_plan_print(const struct numoe_plan *plan, FILE *out)
 {
     const struct numoe_expert_shape *shape = &plan->shape;
@@ -53,6 +76,7 @@ void numoe_plan_print(const struct numoe_plan *plan, FILE *out)
     fprintf(out, "%6s %12s %12s %12s %7.3f%% %8u %6u\n", "total", topo_bytes(text[0], capacity),
             topo_bytes(text[1], plan_total_bytes(plan)), topo_bytes(text[2], left), 100.0,
             plan->worker_count, lanes);
+    print_forms(plan, out);
     for (uint32_t i = 0; i < plan->note_count; i++)
         fprintf(out, "note: %s\n", plan->notes[i]);
     free(scratch);

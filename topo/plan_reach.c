@@ -5,9 +5,9 @@
  * output for the whole group. Wider groups write fewer rows and read more weights from afar. For
  * `pairs` (token, expert) pairs on weights that are read `reads` times the costs, in bytes:
  *
- *     rows     pairs * groups * row, written and read once, at half of what reads reach: 4 times
- *     weights  bytes of the hit experts * reads * mean over a group's (worker, node) pairs of
- *              distance / 10 - 1, what reading there takes longer than at home
+ *     rows     pairs * groups that hold the expert * row, written and read once, at half of what
+ * reads reach: 4 times weights  bytes of the hit experts * reads * mean over a group's (worker,
+ * node) pairs of distance / 10 - 1, what reading there takes longer than at home
  *
  * Nodes that share channels are as near as the node itself, so a domain never pays for weights.
  *
@@ -26,6 +26,22 @@ static uint32_t group_key(const struct numoe_plan *plan, enum numoe_reach reach,
     default:
         return 0;
     }
+}
+
+/* Groups that hold an expert of a shard. */
+static uint32_t groups_of(const struct numoe_plan *plan, enum numoe_reach reach, uint32_t shard)
+{
+    uint32_t count = 0;
+
+    for (uint32_t n = 0; n < plan->node_count; n++) {
+        bool first = plan->nodes[n].shard == shard && plan->nodes[n].weight > 0;
+
+        for (uint32_t m = 0; m < n && first; m++)
+            first = plan->nodes[m].shard != shard || !(plan->nodes[m].weight > 0) ||
+                    group_key(plan, reach, m) != group_key(plan, reach, n);
+        count += first;
+    }
+    return count;
 }
 
 void numoe_plan_reaches(const struct numoe_plan *plan, struct numoe_plan_reach reach[NUMOE_REACHES])
@@ -50,6 +66,14 @@ void numoe_plan_reaches(const struct numoe_plan *plan, struct numoe_plan_reach r
             }
             to->groups += first;
         }
+        to->rows = 1;
+        for (uint32_t s = 0; s < plan->shard_count; s++) {
+            const uint32_t groups = groups_of(plan, r, s);
+
+            to->rows = groups > to->rows ? groups : to->rows;
+        }
+        if (plan->shape.slices && plan->shape.slices < to->rows)
+            to->rows = (uint32_t)plan->shape.slices;
     }
 }
 
@@ -77,7 +101,7 @@ enum numoe_reach numoe_plan_best_reach(const struct numoe_plan *plan,
     plan_u128 least = 0;
 
     for (enum numoe_reach r = NUMOE_REACH_DOMAIN; r < NUMOE_REACHES; r++) {
-        plan_u128 cost = (plan_u128)pairs * (4 * row) * reach[r].groups;
+        plan_u128 cost = (plan_u128)pairs * (4 * row) * reach[r].rows;
 
         if (reach[r].pairs)
             cost += weights / (10 * reach[r].pairs) * reach[r].far_tenths;

@@ -40,6 +40,9 @@ static json_t *save_request(const struct numoe_plan_request *request)
     topo_json_set(&object, "lanes_per_worker", json_integer(request->lanes_per_worker));
     topo_json_set(&object, "reserved_cpus",
                   save_list(request->reserved_cpus, request->reserved_count));
+    topo_json_set(&object, "form", json_string(plan_form_word(request->form)));
+    topo_json_set(&object, "groups", json_integer(request->groups));
+    topo_json_set(&object, "optimize", json_string(plan_objective_word(request->objective)));
     return object;
 }
 
@@ -119,6 +122,48 @@ static json_t *save_nodes(const struct numoe_plan *plan)
     return array;
 }
 
+static json_t *save_shards(const struct numoe_plan *plan)
+{
+    json_t *array = json_array();
+
+    for (uint32_t i = 0; i < plan->shard_count; i++) {
+        json_t *object = json_object(), *nodes = json_array();
+
+        for (uint32_t n = 0; n < plan->node_count; n++)
+            if (plan->nodes[n].shard == i)
+                topo_json_append(&nodes, json_integer(plan->nodes[n].os_index));
+        topo_json_set(&object, "nodes", nodes);
+        topo_json_set(&object, "experts", topo_json_number(plan->shards[i].places));
+        topo_json_append(&array, object);
+    }
+    return array;
+}
+
+static json_t *save_forms(const struct numoe_plan *plan)
+{
+    json_t *array = json_array();
+
+    for (uint32_t i = 0; i < plan->form_count; i++) {
+        const struct numoe_plan_form *form = &plan->forms[i];
+        json_t *object = json_object();
+
+        topo_json_set(&object, "form", json_string(plan_form_word(form->form)));
+        topo_json_set(&object, "groups", json_integer(form->groups));
+        topo_json_set(&object, "name", topo_json_string(form->name));
+        topo_json_set(&object, "chosen", json_boolean(form->chosen));
+        topo_json_set(&object, "fits", json_boolean(form->fits));
+        topo_json_set(&object, "executable", json_boolean(form->executable));
+        topo_json_set(&object, "decode_ms", json_real(form->decode_ms));
+        topo_json_set(&object, "prefill_ms", json_real(form->prefill_ms));
+        topo_json_set(&object, "decode_reduction_bytes", topo_json_number(form->decode_bytes));
+        topo_json_set(&object, "prefill_reduction_bytes", topo_json_number(form->prefill_bytes));
+        topo_json_set(&object, "cost", json_real(form->cost));
+        topo_json_set(&object, "reason", topo_json_string(form->reason));
+        topo_json_append(&array, object);
+    }
+    return array;
+}
+
 static json_t *save_workers(const struct numoe_plan *plan)
 {
     json_t *array = json_array();
@@ -142,7 +187,9 @@ json_t *plan_json(const struct numoe_plan *plan)
     topo_json_set(&root, PLAN_FORM_KEY, json_integer(PLAN_FORM_VERSION));
     topo_json_set(&root, "source", topo_json_string(plan->source));
     topo_json_set(&root, "shape", save_shape(&plan->shape));
+    topo_json_set(&root, "form", json_string(plan_form_word(plan->form)));
     topo_json_set(&root, "nodes", save_nodes(plan));
+    topo_json_set(&root, "shards", save_shards(plan));
     topo_json_set(&root, "workers", save_workers(plan));
     topo_json_set(&root, "total_bytes", topo_json_number(plan_total_bytes(plan)));
     topo_json_set(&root, "cumulative",
@@ -150,6 +197,7 @@ json_t *plan_json(const struct numoe_plan *plan)
     topo_json_set(&root, "expert_step", topo_json_number(plan->expert_step));
     topo_json_set(&root, "distances",
                   topo_json_list(plan->distances, (size_t)plan->node_count * plan->node_count));
+    topo_json_set(&root, "forms", save_forms(plan));
     topo_json_set(&root, "request", save_request(&plan->request));
     topo_json_set(&root, "machine", save_machine(&plan->machine));
     topo_json_set(&root, "notes", topo_json_notes(plan->notes, plan->note_count));

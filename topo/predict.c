@@ -25,7 +25,9 @@ struct work {
     struct numoe_prediction *out;
     struct cpu_guess guess;
     struct box box;
-    bool assumed; /* some bandwidth is */
+    struct box_bins bins;
+    double *domain_read; /* bytes a second of each domain that is used, else 0 */
+    bool assumed;        /* some bandwidth is */
 };
 
 static void figure(struct work *work, const char *name, const char *unit, double value,
@@ -127,8 +129,12 @@ static int bandwidth(struct work *work, struct numoe_error *error)
     uint32_t used = 0, by_source[3] = {0};
     struct box *box = &work->box;
 
-    if (!part)
+    work->domain_read =
+        calloc(machine->domain_count ? machine->domain_count : 1, sizeof *work->domain_read);
+    if (!part || !work->domain_read) {
+        free(part);
         return numoe_error_set(error, -ENOMEM, work->plan->source, "out of memory");
+    }
     for (uint32_t i = 0; i < work->plan->node_count; i++) {
         const struct numoe_plan_node *node = &work->plan->nodes[i];
 
@@ -147,6 +153,7 @@ static int bandwidth(struct work *work, struct numoe_error *error)
         by_source[source]++;
         used++;
         box->all_read += has;
+        work->domain_read[d] = has;
         reached = has / part[d];
         if (reached < box->read) {
             box->read = reached;
@@ -231,6 +238,37 @@ static int cores(struct work *work, struct numoe_error *error)
            : guess->ghz_from_name ? "in the CPU's name"
                                   : "assumed");
     return 0;
+}
+
+/* From machine and plan to the CPUs' part of the box. */
+static int fill_box(struct work *work, struct numoe_error *error)
+{
+    const struct numoe_expert_shape *shape = &work->plan->shape;
+    struct numoe_plan_reach reach[NUMOE_REACHES];
+    struct box *box = &work->box;
+    int rc;
+
+    box->layers = (double)shape->layers;
+    box->experts = (double)shape->experts;
+    box->top_k = (double)shape->experts_per_token;
+    box->hidden = (double)shape->hidden;
+    box->intermediate = (double)shape->slices * 32;
+    box->expert_bytes =
+        (double)shape->slices * (double)shape->slice_bytes + (double)shape->expert_bytes;
+    numoe_plan_reaches(work->plan, reach);
+    for (enum numoe_reach r = NUMOE_REACH_DOMAIN; r < NUMOE_REACHES; r++)
+        box->reach[r] = (struct box_reach){
+            .groups = reach[r].groups,
+            .rows = reach[r].rows,
+            .far = reach[r].pairs ? (double)reach[r].far_tenths / 10 / (double)reach[r].pairs : 0,
+        };
+    rc = bandwidth(work, error);
+    if (!rc)
+        rc = cores(work, error);
+    if (!rc && predict_bins(work->machine, work->plan, work->domain_read, box->read, &work->bins))
+        rc = numoe_error_set(error, -ENOMEM, work->plan->source, "out of memory");
+    box->bins = &work->bins;
+    return rc;
 }
 
 static int add_gpu(struct work *work, const struct numoe_predict_gpu *gpu)
@@ -339,9 +377,16 @@ static int cells(struct work *work, struct numoe_error *error)
     return 0;
 }
 
-static int check(const struct numoe_machine *machine, const struct numoe_plan *plan,
-                 const struct numoe_predict_options *options, struct numoe_error *error)
+/* Copy and check what both entries take. The box and its bins are the caller's to free. */
+static int begin(struct work *work, struct numoe_predict_options *options,
+                 const struct numoe_predict_options *given, struct numoe_error *error)
 {
+    const struct numoe_machine *machine = work->machine;
+    const struct numoe_plan *plan = work->plan;
+
+    if (given)
+        memcpy(options, given, given->size < sizeof *options ? given->size : sizeof *options);
+    work->options = options;
     if (!plan->shape.layers || !plan->shape.experts || !plan->shape.experts_per_token ||
         !plan->shape.hidden)
         return numoe_error_set(error, -EINVAL, "numoe_predict", "the plan is without a model");
@@ -350,7 +395,29 @@ static int check(const struct numoe_machine *machine, const struct numoe_plan *p
             return numoe_error_set(error, -EINVAL, "node-bandwidth",
                                    "node %u: %g GB/s is no bandwidth", machine->nodes[i].os_index,
                                    options->node_gbs[i]);
-    return 0;
+    if (!predict_guess_cpu(machine->cpu_model, options->isa, &work->guess))
+        return numoe_error_set(error, -EINVAL, "isa", "\"%s\" are no known instructions",
+                               options->isa);
+    work->out = calloc(1, sizeof *work->out);
+    if (!work->out)
+        return numoe_error_set(error, -ENOMEM, plan->source, "out of memory");
+    return fill_box(work, error);
+}
+
+int predict_box(const struct numoe_machine *machine, const struct numoe_plan *plan,
+                const struct numoe_predict_options *given, struct box *box, struct box_bins *bins,
+                struct numoe_error *error)
+{
+    struct numoe_predict_options options = NUMOE_PREDICT_OPTIONS_INIT;
+    struct work work = {.machine = machine, .plan = plan};
+    int rc = begin(&work, &options, given, error);
+
+    *box = work.box;
+    *bins = work.bins;
+    box->bins = bins;
+    free(work.domain_read);
+    numoe_prediction_free(work.out); /* where figures come from is for numoe_predict to say */
+    return rc;
 }
 
 int numoe_predict(const struct numoe_machine *machine, const struct numoe_plan *plan,
@@ -358,45 +425,25 @@ int numoe_predict(const struct numoe_machine *machine, const struct numoe_plan *
                   struct numoe_error *error)
 {
     struct numoe_predict_options options = NUMOE_PREDICT_OPTIONS_INIT;
-    struct work work = {.machine = machine, .plan = plan, .options = &options};
-    const struct numoe_expert_shape *shape;
+    struct work work = {.machine = machine, .plan = plan};
     int rc;
 
     if (!machine || !plan || !prediction || (given && given->size < sizeof given->size))
         return numoe_error_set(error, -EINVAL, "numoe_predict", "machine or plan missing");
-    if (given)
-        memcpy(&options, given, given->size < sizeof options ? given->size : sizeof options);
-    shape = &plan->shape;
-    rc = check(machine, plan, &options, error);
-    if (rc)
-        return rc;
-    if (!predict_guess_cpu(machine->cpu_model, options.isa, &work.guess))
-        return numoe_error_set(error, -EINVAL, "isa", "\"%s\" are no known instructions",
-                               options.isa);
-    work.out = calloc(1, sizeof *work.out);
-    if (!work.out)
-        return numoe_error_set(error, -ENOMEM, plan->source, "out of memory");
-    work.box.layers = (double)shape->layers;
-    work.box.experts = (double)shape->experts;
-    work.box.top_k = (double)shape->experts_per_token;
-    work.box.hidden = (double)shape->hidden;
-    work.box.intermediate = (double)shape->slices * 32;
-    work.box.expert_bytes =
-        (double)shape->slices * (double)shape->slice_bytes + (double)shape->expert_bytes;
-    rc = bandwidth(&work, error);
-    if (!rc)
-        rc = cores(&work, error);
+    rc = begin(&work, &options, given, error);
     if (!rc)
         rc = gpus(&work, error);
     if (!rc)
         rc = cells(&work, error);
-    if (rc) {
+    if (!rc)
+        predict_what_ifs(&work.box, work.out);
+    box_bins_free(&work.bins);
+    free(work.domain_read);
+    if (rc)
         numoe_prediction_free(work.out);
-        return rc;
-    }
-    predict_what_ifs(&work.box, work.out);
-    *prediction = work.out;
-    return 0;
+    else
+        *prediction = work.out;
+    return rc;
 }
 
 void numoe_prediction_free(struct numoe_prediction *prediction)

@@ -12,11 +12,43 @@
 
 enum { BOX_MOST_GPUS = 64 };
 
+/*
+ * What is read at one place when an expert is: a memory domain, or a shard of several
+ * of them. The busiest ends last.
+ */
+struct box_bins {
+    uint32_t count;
+    double *experts; /* of a layer, in each: whole numbers that add up to all */
+    double *cost;    /* of reading one, in units of what an expert takes when all are read */
+};
+
+/*
+ * The bins of a plan. domain_read: bytes a second of each memory domain; read: of all together, as
+ * struct box has it. Returns 0 or -ENOMEM; free in either case.
+ */
+int predict_bins(const struct numoe_machine *machine, const struct numoe_plan *plan,
+                 const double *domain_read, double read, struct box_bins *bins);
+void box_bins_free(struct box_bins *bins);
+
+/*
+ * Expected load of the busiest bin when `hit` distinct experts are read, each set of so many as
+ * likely as any other: in units of what an expert takes when all are read, so `hit` when the load
+ * is even. hit need not be whole: between two numbers it is interpolated.
+ */
+double predict_busiest(const struct box_bins *bins, double hit);
+
 struct box_gpu {
     double link;         /* bytes a second */
     double memory_bytes; /* for experts */
     double flops;        /* peak */
     double memory;       /* bytes a second of device memory */
+};
+
+/* Nodes that work together (numoe_plan_reach). */
+struct box_reach {
+    double groups; /* of nodes */
+    double rows;   /* partial outputs of a token of an expert */
+    double far;    /* how much longer reading takes than at home */
 };
 
 struct box {
@@ -32,9 +64,12 @@ struct box {
     double workers, packages;
     double nodes; /* that hold slices */
     double lanes; /* of the plan, all nodes */
+    struct box_reach reach[NUMOE_REACHES];
     double domains;
-    uint32_t tightest; /* domain that sets read */
-    double tight_part; /* its part of the weights */
+    uint32_t tightest;           /* domain that sets read */
+    double tight_part;           /* its part of the weights */
+    bool rows;                   /* down is shared by rows of the output */
+    const struct box_bins *bins; /* NULL: all is read evenly */
     /* GPUs */
     struct box_gpu gpus[BOX_MOST_GPUS];
     uint32_t gpu_count;
@@ -67,6 +102,21 @@ bool predict_guess_gpu(struct numoe_predict_gpu *gpu);
  */
 void predict_cell(const struct box *box, enum numoe_way way, uint32_t tokens,
                   struct numoe_prediction_cell *cell);
+
+/* Time of one layer on the CPUs, for comparing forms. */
+struct box_form {
+    double layer_ms;
+    double hit, busiest; /* experts in each pass; as many read evenly would take as long */
+    uint64_t reduction_bytes;
+};
+void predict_form(const struct box *box, double tokens, struct box_form *form);
+
+/*
+ * The CPUs' part of a box for a plan, and its bins, to be freed. Returns as numoe_predict.
+ */
+int predict_box(const struct numoe_machine *machine, const struct numoe_plan *plan,
+                const struct numoe_predict_options *options, struct box *box, struct box_bins *bins,
+                struct numoe_error *error);
 
 /* What changes would give. */
 void predict_what_ifs(const struct box *box, struct numoe_prediction *prediction);

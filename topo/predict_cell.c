@@ -7,6 +7,9 @@
  *
  *     layer = sqrt(reading^2 + arithmetic^2) + reduction + synchronisation
  *
+ * Where nodes hold whole experts the memory that is hit most is read last (predict_busiest.c);
+ * arithmetic is even, as workers help each other.
+ *
  * GPU. Copies and computing overlap fully (a copy stream with nothing else on it): the greatest of
  * link, arithmetic, device memory and host memory, and the launch on top.
  *
@@ -40,10 +43,14 @@ static const double syncs = 3; /* fork, inner barrier, join */
 static const double launch_s = 50e-6;
 
 /* As the executor lays out a call (runtime/schedule.c): the least and the usual slices of a lane,
- * the tokens of a pass, the tokens of an expert from which on it is decoded once for many. */
+ * the tokens of a pass, the most tokens of an expert that are few, the least of many in a block and
+ * the most that are computed at once. */
 static const double lane_slices = 32, lane_slices_least = 4, lanes_most = 8;
 static const double pass_least = 64, pass_most = 65536;
-static const double few_tokens = 6;
+static const double few_tokens = 4, block_tokens_least = 16, many_tokens = 96;
+
+/* Bytes of a value of h where nodes exchange it: int8, and a float for each 32. */
+static const double h_bytes = 1.125;
 
 /* Tokens that a GPU computes at once; more take turns over the same weights. */
 static const double device_chunk = 8192;
@@ -86,6 +93,9 @@ const char *numoe_way_name(enum numoe_way way)
 
 struct cpu_time {
     double passes, hit; /* hit: experts in each pass */
+    double busiest;     /* of them, as if so many were read evenly */
+    double rows;        /* partial outputs of a token of an expert */
+    bool many;          /* tokens of an expert */
     double weight_bytes, reduction_bytes, operations;
     double memory, core_read, arithmetic, reduction, sync, total;
 };
@@ -101,50 +111,144 @@ static double clamp(double value, double least, double most)
     return value < least ? least : value > most ? most : value;
 }
 
-/* Rows of partial outputs that the lanes of all nodes write in a pass of `tokens`. */
-static double rows_of(const struct box *box, double tokens, double hit)
+/* Lane cuts that fall between two experts of so many slices each, as a part of all: lanes of a
+ * whole number of slices meet them in turn, others anywhere. */
+static double aligned(double lane, double slices)
+{
+    double a = lane, b = slices;
+
+    if (slices <= 1)
+        return 1;
+    if (floor(lane) != lane || floor(slices) != slices)
+        return 1 / slices;
+    while (b > 0) {
+        double rest = fmod(a, b);
+
+        a = b;
+        b = rest;
+    }
+    return a / slices;
+}
+
+/* Rows that one group of nodes writes for the few tokens of each of its `hit` experts. A lane has
+ * one row for each token of its pieces of experts. */
+static double few_rows(const struct box *box, double tokens, double hit, double slices,
+                       double tokens_each)
+{
+    double groups = box->reach[NUMOE_REACH_DOMAIN].groups;
+    double plan_lanes = box->lanes / groups, workers = box->workers / groups;
+    double all = hit * slices, least = all / lane_slices_least, lanes, pieces, each;
+
+    least = least > workers ? least : workers;
+    least = least < plan_lanes ? least : plan_lanes;
+    lanes = clamp(all / lane_slices, least, lanes_most * plan_lanes);
+    lanes = lanes > 1 ? lanes : 1;
+    pieces = lanes + hit - 1 - (lanes - 1) * aligned(all / lanes, slices);
+    pieces = pieces > lanes ? pieces : lanes;
+    each = pieces * tokens_each / lanes; /* (token, piece) of a lane */
+    return lanes * (tokens > 1 ? tokens * -expm1(each * log1p(-1 / tokens)) : tokens);
+}
+
+/* Rows of partial outputs that all lanes write in a pass of `tokens`. */
+static double rows_of(const struct box *box, double tokens, double hit, enum numoe_reach many)
 {
     double slices = box->intermediate / 32, pairs = tokens * box->top_k;
-    double here = slices < box->nodes ? slices / box->nodes : 1; /* nodes that an expert is on */
-    double of_node = hit * slices / box->nodes, lanes = box->lanes / box->nodes;
 
     if (pairs > few_tokens * hit) {
-        double most = slices / box->nodes / lane_slices_least;
+        /* an expert is cut by tokens first, then by slices */
+        double rows = box->reach[many].rows, parts = box->lanes / (hit * rows);
+        double blocks = fmax(floor(pairs / hit / block_tokens_least), 1);
+        double most = slices / rows / lane_slices_least;
 
-        return box->nodes * pairs * here * clamp(lanes / hit, 1, most > 1 ? most : 1);
+        return pairs * rows * clamp(parts / blocks, 1, most > 1 ? most : 1);
     } else {
-        double least = of_node / lane_slices_least, workers = box->workers / box->nodes;
+        const struct box_reach *reach = &box->reach[NUMOE_REACH_DOMAIN];
+        double here = reach->rows / reach->groups; /* chance of an expert on a group */
+        /* groups that have something to do */
+        double busy = here < 1 ? reach->groups * -expm1(hit * log1p(-here)) : reach->groups;
 
-        least = least > workers ? least : workers;
-        least = least < lanes ? least : lanes;
-        lanes = clamp(of_node / lane_slices, least, lanes_most * lanes);
-        lanes = lanes > 1 ? lanes : 1;
-        return box->nodes *
-               (lanes * tokens < pairs * here + lanes ? lanes * tokens : pairs * here + lanes);
+        return busy *
+               few_rows(box, tokens, hit * reach->rows / busy, slices / reach->rows, pairs / hit);
     }
+}
+
+/*
+ * Partial outputs of a pass, written once and read once. Sharing down by rows has one row for each
+ * (token, expert), or with few tokens for each token; but h is written once and read by every node.
+ */
+static double reduction_of(const struct box *box, double tokens, double hit, enum numoe_reach reach)
+{
+    double row = box->hidden * 4 * 2, pairs = tokens * box->top_k;
+
+    if (!box->rows)
+        return rows_of(box, tokens, hit, reach) * row;
+    return (pairs > few_tokens * hit ? pairs : tokens) * row +
+           pairs * box->intermediate * h_bytes * (1 + box->nodes);
+}
+
+/* How widely nodes work together with many tokens: as numoe_plan_best_reach has it. */
+static enum numoe_reach reach_of(const struct box *box, double tokens)
+{
+    double pairs = tokens * box->top_k, hit = fmin(pairs, box->experts), least = INFINITY;
+    double reads = fmax(ceil(floor(pairs / hit) / many_tokens), 1);
+    enum numoe_reach best = NUMOE_REACH_DOMAIN;
+
+    for (enum numoe_reach r = NUMOE_REACH_DOMAIN; r < NUMOE_REACHES && !box->rows; r++) {
+        double cost = 4 * pairs * box->hidden * 4 * box->reach[r].rows +
+                      hit * reads * box->expert_bytes * box->reach[r].far;
+
+        if (cost < least * (1 - 1e-12)) {
+            least = cost;
+            best = r;
+        }
+    }
+    return best;
+}
+
+/* Tokens whose partial outputs have room. */
+static double pass_of(const struct box *box, enum numoe_reach reach)
+{
+    double room = (double)numoe_plan_row_bytes((uint32_t)box->nodes);
+    double rows = box->rows ? 1 : box->reach[reach].rows;
+
+    return clamp(floor(room / (box->hidden * 4 * box->top_k * rows)), pass_least, pass_most);
 }
 
 static void cpu_time(const struct box *box, double tokens, struct cpu_time *t)
 {
-    double row = box->hidden * 4;
-    double pass = clamp(
-        floor((double)numoe_plan_row_bytes((uint32_t)box->nodes) / (row * box->top_k * box->nodes)),
-        pass_least, pass_most);
-    double levels = ceil(log2(box->workers));
+    double levels = ceil(log2(box->workers)), meetings = syncs + box->rows, each, far;
+    enum numoe_reach reach = reach_of(box, tokens);
 
-    t->passes = ceil(tokens / pass);
-    t->hit = numoe_predict_experts_hit(box->experts, box->top_k, tokens / t->passes);
+    t->passes = ceil(tokens / pass_of(box, reach));
+    each = tokens / t->passes;
+    t->hit = numoe_predict_experts_hit(box->experts, box->top_k, each);
+    t->many = each * box->top_k > few_tokens * t->hit;
+    t->rows = box->rows ? 1 : box->reach[t->many ? reach : NUMOE_REACH_DOMAIN].rows;
+    t->busiest = box->bins ? predict_busiest(box->bins, t->hit) : t->hit;
     t->weight_bytes = t->passes * t->hit * box->expert_bytes;
-    t->reduction_bytes = t->passes * rows_of(box, tokens / t->passes, t->hit) * row * 2;
+    t->reduction_bytes = t->passes * reduction_of(box, each, t->hit, reach);
     t->operations = tokens * box->top_k * 6 * box->hidden * box->intermediate;
-    t->memory = t->weight_bytes / (box->read * read_fraction);
-    t->core_read = t->weight_bytes / (box->core_read * read_fraction);
+    far = t->many ? box->reach[reach].far : 0;
+    t->memory =
+        t->passes * t->busiest * box->expert_bytes * (1 + far) / (box->read * read_fraction);
+    t->core_read = t->weight_bytes * (1 + far) / (box->core_read * read_fraction);
     t->arithmetic = t->operations / (box->ops * multiply_fraction);
     t->reduction = t->reduction_bytes / (box->all_read * reduction_fraction);
-    t->sync = t->passes * syncs *
+    t->sync = t->passes * meetings *
               ((levels > 1 ? levels : 1) * sync_level_s + (box->packages > 1 ? sync_package_s : 0));
     t->total = hypot(t->memory > t->core_read ? t->memory : t->core_read, t->arithmetic) +
                t->reduction + t->sync;
+}
+
+void predict_form(const struct box *box, double tokens, struct box_form *form)
+{
+    struct cpu_time t;
+
+    cpu_time(box, tokens, &t);
+    form->layer_ms = t.total * 1e3;
+    form->reduction_bytes = whole(t.reduction_bytes);
+    form->hit = t.hit;
+    form->busiest = t.busiest;
 }
 
 static void cpu_parts(const struct cpu_time *t, double part, struct numoe_prediction_cell *cell)
@@ -276,7 +380,7 @@ static void say(const struct box *box, const struct gpus *g, const struct cpu_ti
 {
     double tokens = cell->tokens, part = 1 - cell->gpu_part;
     double operations = tokens * box->top_k * 6 * box->hidden * box->intermediate;
-    char a[24], b[24], c[24], others[64], more[112] = "";
+    char a[24], b[24], c[24], others[64], more[112] = "", uneven[64] = "";
     char *why = cell->why;
     size_t size = sizeof cell->why;
 
@@ -285,19 +389,21 @@ static void say(const struct box *box, const struct gpus *g, const struct cpu_ti
                  cell->gpus > 1 ? "s" : "");
     else if (cell->way <= NUMOE_WAY_CPU && cpu->passes > 1)
         snprintf(more, sizeof more,
-                 "; %.0f passes of %.0f tokens, as %.0f nodes' outputs fill "
-                 "%.0f MiB",
-                 cpu->passes, ceil(tokens / cpu->passes), box->nodes,
+                 "; %.0f passes of %.0f tokens, as partial outputs fill %.0f MiB", cpu->passes,
+                 ceil(tokens / cpu->passes),
                  (double)(numoe_plan_row_bytes((uint32_t)box->nodes) >> 20));
     else if (cell->way == NUMOE_WAY_CACHE && cell->cached_part > 0)
         snprintf(more, sizeof more, "; %.0f %% kept on GPU%s", cell->cached_part * 100,
                  cell->gpus > 1 ? "s" : "");
     switch (cell->bound) {
     case NUMOE_BOUND_MEMORY:
-        snprintf(why, size, "memory: %s a layer at %s (%.2f of %s)%s",
+        if (cpu->busiest > 1.005 * cpu->hit)
+            snprintf(uneven, sizeof uneven, "; %.2f times, as the busiest nodes end last",
+                     cpu->busiest / cpu->hit);
+        snprintf(why, size, "memory: %s a layer at %s (%.2f of %s)%s%s",
                  quantity(a, cpu->weight_bytes * part, "B"),
                  quantity(b, box->read * read_fraction, "B/s"), read_fraction,
-                 quantity(c, box->read, "B/s"), more);
+                 quantity(c, box->read, "B/s"), uneven, more);
         break;
     case NUMOE_BOUND_CORE_READ:
         snprintf(why, size, "few cores: %s a layer, %.0f workers read at most %s%s",
@@ -311,8 +417,8 @@ static void say(const struct box *box, const struct gpus *g, const struct cpu_ti
                  quantity(c, box->ops, "op/s"), more);
         break;
     case NUMOE_BOUND_REDUCTION:
-        snprintf(why, size, "partial outputs of %.0f nodes: %s a layer at %s%s", box->nodes,
-                 quantity(a, (double)cell->reduction_bytes, "B"),
+        snprintf(why, size, "partial outputs, %.0f for a token of an expert: %s a layer at %s%s",
+                 cpu->rows, quantity(a, (double)cell->reduction_bytes, "B"),
                  quantity(b, box->all_read * reduction_fraction, "B/s"), more);
         break;
     case NUMOE_BOUND_SYNC:

@@ -121,13 +121,6 @@ void predict_what_ifs(const struct box *before, struct numoe_prediction *predict
     if (prefill != decode)
         ask(&q, &box, decode, decode, "twice the cores");
     box = *before;
-    if (box.nodes > box.domains) {
-        box.nodes = box.domains;
-        ask(&q, &box, prefill, prefill,
-            "one node a memory domain (firmware: L3 cache as NUMA off): %.0f nodes, not %.0f",
-            box.nodes, before->nodes);
-    }
-    box = *before;
     for (uint32_t i = 0; i < box.gpu_count; i++)
         box.gpus[i].link *= 2;
     if (box.gpu_count)

@@ -45,6 +45,24 @@ enum numoe_memory_policy {
     NUMOE_MEMORY_INTERLEAVE = 3 /**< page by page over all nodes that are used */
 };
 
+/** How the experts of a layer are divided among memory nodes. */
+enum numoe_form {
+    NUMOE_FORM_AUTO = 0,   /**< the one that costs least, see numoe_objective */
+    NUMOE_FORM_EVERY_NODE, /**< each node holds slices of every expert */
+    NUMOE_FORM_GROUPS,     /**< nodes form groups; each group holds its part of the experts, and
+                                each of its nodes slices of those */
+    NUMOE_FORM_EXPERTS,    /**< each node holds whole experts */
+    NUMOE_FORM_ROWS        /**< gate and up as EVERY_NODE, down by rows of the output: predicted for
+                                comparison, not executed by this version */
+};
+
+/** What the form is chosen for. */
+enum numoe_objective {
+    NUMOE_OPTIMIZE_BOTH = 0, /**< the geometric mean of both ratios to the best */
+    NUMOE_OPTIMIZE_DECODE,   /**< passes of one token */
+    NUMOE_OPTIMIZE_PREFILL   /**< passes of 4096 tokens */
+};
+
 /** Activation functions, all in fp32. sigmoid(v) = 1 / (1 + exp(-v)). */
 enum numoe_activation_kind {
     /** g sigmoid(g) u */

@@ -13,6 +13,8 @@
 enum { HIDDEN = 40, INTERMEDIATE = 70, EXPERTS = 6, LAYERS = 3, TOP_K = 3, TOKENS = 9 };
 
 static int warnings;
+/* How contexts divide experts. */
+static enum numoe_form form;
 
 static void hear(void *user, enum numoe_log_level level, const char *message)
 {
@@ -32,6 +34,7 @@ static struct numoe *context_make(struct fake *f)
     unsetenv("NUMOE_GPU");
     options.topology = "pack:3 [numa(memory=4GB)] core:1 pu:1";
     options.threads = 2;
+    options.form = form;
     options.log.fn = hear;
     cr_assert_eq(numoe_open(&options, &context, &error), 0, "%s", error.message);
     if (f)
@@ -135,7 +138,7 @@ static void expect_same_counts(const struct numoe_result *a, const struct numoe_
     cr_expect_eq(a->expert_bytes, b->expert_bytes);
 }
 
-Test(gpu_calls, results_and_counts_are_those_of_the_cpu, .timeout = 60)
+static void check_results_and_counts(void)
 {
     struct fake *f = fake_make(7);
     struct numoe *here = context_make(f), *there = context_make(NULL);
@@ -178,6 +181,12 @@ Test(gpu_calls, results_and_counts_are_those_of_the_cpu, .timeout = 60)
     numoe_close(here);
     numoe_close(there);
     fake_free(f);
+}
+
+Test(gpu_calls, results_and_counts_are_those_of_the_cpu, .timeout = 60)
+{
+    for (form = NUMOE_FORM_AUTO; form <= NUMOE_FORM_EXPERTS; form++)
+        check_results_and_counts();
 }
 
 Test(gpu_calls, submit_and_strict_ids)

@@ -24,6 +24,9 @@ static char *small(const char *model, uint64_t layers, uint64_t experts, uint64_
     return directory;
 }
 
+/* How contexts divide experts. */
+static enum numoe_form form = NUMOE_FORM_EVERY_NODE;
+
 static struct numoe *open_context(const char *topology, uint32_t workers, struct files_log *log)
 {
     struct numoe_options options = NUMOE_OPTIONS_INIT;
@@ -32,6 +35,7 @@ static struct numoe *open_context(const char *topology, uint32_t workers, struct
 
     options.topology = topology;
     options.workers = workers;
+    options.form = form;
     if (log)
         options.log = (struct numoe_log){files_log_fn, log};
     cr_assert_eq(numoe_open(&options, &context, &error), 0, "%s: %s", error.where, error.message);
@@ -181,8 +185,10 @@ Test(load, v4_lands_where_the_plan_says, .timeout = 120)
     char *directory = small("v4-flash", 2, 5, 60000);
 
     load_and_check(directory, NULL, 0, "deepseek-v4");
-    load_and_check(directory, "numa:4(memory=1GiB) core:2 pu:1", 3, "deepseek-v4");
-    load_and_check(directory, "pack:2 l3:16 [numa(memory=16GB)] core:4 pu:2", 5, "deepseek-v4");
+    for (form = NUMOE_FORM_AUTO; form <= NUMOE_FORM_EXPERTS; form++) {
+        load_and_check(directory, "numa:4(memory=1GiB) core:2 pu:1", 3, "deepseek-v4");
+        load_and_check(directory, "pack:2 l3:16 [numa(memory=16GB)] core:4 pu:2", 5, "deepseek-v4");
+    }
     files_drop(directory);
 }
 

@@ -103,6 +103,10 @@ static struct numoe_plan *bare_plan(const struct numoe_expert_shape *shape, uint
     plan->shape = *shape;
     plan->node_count = nodes;
     plan->nodes = calloc(nodes, sizeof *plan->nodes);
+    plan->form = NUMOE_FORM_EVERY_NODE;
+    plan->shards = calloc(1, sizeof *plan->shards);
+    plan->shards[0] = (struct numoe_plan_shard){0, nodes, 0, shape->layers * shape->experts};
+    plan->shard_count = 1;
     plan->cumulative = calloc(nodes + 1, sizeof *plan->cumulative);
     plan->expert_step = plan_expert_step(shape->experts);
     for (uint32_t i = 0; i < nodes; i++) {
@@ -151,6 +155,7 @@ Test(plan_boundary, numbers_are_the_same_everywhere)
     struct numoe_plan_request request = NUMOE_PLAN_REQUEST_INIT;
     struct numoe_plan *plan;
 
+    request.form = NUMOE_FORM_EVERY_NODE;
     request.shape = (struct numoe_expert_shape){2, 4, 5, 1088, 32, 1, 0};
     plan = plan_of(machine, &request);
     check_plan(machine, plan);
@@ -159,7 +164,7 @@ Test(plan_boundary, numbers_are_the_same_everywhere)
     cr_assert_eq(plan->nodes[0].slice_count, 14);
     for (uint64_t l = 0; l < 2; l++)
         for (uint64_t e = 0; e < 4; e++) {
-            uint64_t eighths = e * plan->expert_step % 4 * 2 + l;
+            uint64_t eighths = (e + l) * plan->expert_step % 4 * 2 + l;
 
             cr_assert_eq(numoe_plan_boundary(plan, l, e, 1), eighths >= 2 ? 2 : 1);
         }
@@ -175,6 +180,7 @@ Test(plan_boundary, neighbours_differ)
     uint32_t idle = 0;
 
     /* 24 slices over 32 nodes: a node idle for one expert is not idle for the next few */
+    request.form = NUMOE_FORM_EVERY_NODE;
     request.shape = (struct numoe_expert_shape){2, 64, 24, 104448, 2048, 8, 0};
     plan = plan_of(machine, &request);
     for (uint64_t e = 0; e + 8 <= 64; e++)
@@ -201,6 +207,7 @@ Test(plan_fit, v4_flash_on_thirty_two_small_nodes)
     struct numoe_plan_request request = NUMOE_PLAN_REQUEST_INIT;
     struct numoe_plan *plan;
 
+    request.form = NUMOE_FORM_EVERY_NODE;
     request.shape = v4_flash;
     plan = plan_of(machine, &request);
     check_plan(machine, plan);
@@ -242,6 +249,7 @@ Test(plan_fit, half_of_the_nodes_are_enough)
 
     for (uint32_t i = 0; i < 16; i++)
         upper[i] = 16 + i;
+    request.form = NUMOE_FORM_EVERY_NODE;
     request.shape = v4_flash;
     request.nodes = upper;
     request.node_count = 16;
@@ -284,6 +292,7 @@ Test(plan_fit, weights_are_sharded_not_copied)
     struct numoe_plan_request request = NUMOE_PLAN_REQUEST_INIT;
     struct numoe_plan *plan;
 
+    request.form = NUMOE_FORM_EVERY_NODE;
     request.shape = (struct numoe_expert_shape){60, 100, 62, 1008064, 7168, 8, 0};
     plan = plan_of(machine, &request);
     check_plan(machine, plan);
@@ -300,6 +309,7 @@ Test(plan_fit, cpus_of_three_nodes_use_the_memory_of_three)
     struct numoe_plan_request request = NUMOE_PLAN_REQUEST_INIT;
     struct numoe_plan *plan;
 
+    request.form = NUMOE_FORM_EVERY_NODE;
     request.shape = (struct numoe_expert_shape){60, 100, 50, 1000000, 7168, 8, 0}; /* 300 GB */
     request.cpus = cpus;
     request.cpu_count = 96;
@@ -331,6 +341,7 @@ Test(plan_fit, a_small_node_is_filled_and_the_rest_goes_elsewhere)
     request.nodes = both;
     request.node_count = 2;
     request.keep_free_bytes = 1000000000;
+    request.form = NUMOE_FORM_EVERY_NODE;
     request.shape = (struct numoe_expert_shape){50, 100, 15, 1000000, 4096, 8, 1000};
     plan = plan_of(machine, &request); /* 75 GB in 63 + 15 */
     check_plan(machine, plan);
@@ -461,6 +472,7 @@ Test(plan_weights, a_domain_counts_once)
     struct numoe_plan *plan;
 
     /* a whole quadrant and one node of another: half by domains, 4 to 1 by cores */
+    request.form = NUMOE_FORM_EVERY_NODE;
     request.shape = (struct numoe_expert_shape){1, 64, 64, 208896, 4096, 6, 0};
     request.nodes = nodes;
     request.node_count = 5;
@@ -796,6 +808,7 @@ static struct numoe_plan *measured_plan(const struct numoe_machine *machine)
     struct numoe_plan_request request = NUMOE_PLAN_REQUEST_INIT;
     struct numoe_plan *plan;
 
+    request.form = NUMOE_FORM_EVERY_NODE;
     request.shape = (struct numoe_expert_shape){4, 16, 64, 208896, 4096, 6, 0};
     plan = plan_of(machine, &request);
     check_plan(machine, plan);
@@ -869,6 +882,7 @@ Test(plan_print, text_and_json_say_what_each_node_holds)
     json_t *root, *node;
     char *text;
 
+    request.form = NUMOE_FORM_EVERY_NODE;
     request.shape = v4_flash;
     plan = plan_of(machine, &request);
     text = text_of(numoe_plan_print(plan, out));

@@ -58,6 +58,8 @@ static void check_same_request(const struct numoe_plan_request *a,
     cr_assert(a->workers == b->workers && a->smt == b->smt &&
               a->keep_free_bytes == b->keep_free_bytes &&
               a->lanes_per_worker == b->lanes_per_worker);
+    cr_assert(a->form == b->form && a->groups == b->groups && a->objective == b->objective);
+    cr_assert(!a->predict && !b->predict);
     cr_assert(same_list(a->nodes, a->node_count, b->nodes, b->node_count));
     cr_assert(same_list(a->cpus, a->cpu_count, b->cpus, b->cpu_count));
     cr_assert(same_list(a->reserved_cpus, a->reserved_count, b->reserved_cpus, b->reserved_count));
@@ -118,7 +120,7 @@ static void check_same(const struct numoe_plan *a, const struct numoe_plan *b)
                       x->available_bytes == y->available_bytes &&
                       x->planned_bytes == y->planned_bytes && x->slice_count == y->slice_count &&
                       x->first_worker == y->first_worker && x->worker_count == y->worker_count &&
-                      x->lanes == y->lanes && x->weight == y->weight,
+                      x->lanes == y->lanes && x->weight == y->weight && x->shard == y->shard,
                   "node %u", i);
     }
     for (uint32_t i = 0; i < a->worker_count; i++) {
@@ -171,7 +173,7 @@ static void check_machine_plans(const struct numoe_machine *machine)
         if (machine->pus[i].allowed && machine->pus[i].node != NUMOE_NONE)
             cpu = machine->pus[i].os_index;
     for (size_t s = 0; s < sizeof shapes / sizeof shapes[0]; s++)
-        for (int kind = 0; kind < 6; kind++) {
+        for (int kind = 0; kind < 9; kind++) {
             struct numoe_plan_request request = NUMOE_PLAN_REQUEST_INIT;
             struct numoe_error error = NUMOE_ERROR_INIT;
             struct numoe_plan *plan;
@@ -192,6 +194,15 @@ static void check_machine_plans(const struct numoe_machine *machine)
             } else if (kind == 5) {
                 request.reserved_cpus = &cpu;
                 request.reserved_count = 1;
+            } else if (kind == 6) {
+                request.form = NUMOE_FORM_EXPERTS;
+            } else if (kind == 7) {
+                request.form = NUMOE_FORM_GROUPS;
+                request.groups = 1 + (machine->node_count > 4);
+                request.objective = NUMOE_OPTIMIZE_PREFILL;
+            } else if (kind == 8) {
+                request.form = NUMOE_FORM_EVERY_NODE;
+                request.objective = NUMOE_OPTIMIZE_DECODE;
             }
             if (numoe_plan_create(machine, &request, &plan, &error)) {
                 /* too small for the model, or nothing but the reserved core */
@@ -280,6 +291,7 @@ static struct numoe_plan *small_plan(const struct numoe_machine *machine)
     struct numoe_plan_request request = NUMOE_PLAN_REQUEST_INIT;
 
     request.shape = (struct numoe_expert_shape){3, 8, 5, 1 << 20, 64, 2, 256};
+    request.form = NUMOE_FORM_EVERY_NODE;
     return plan_of(machine, &request);
 }
 
@@ -345,6 +357,47 @@ static int parse_error(const char *text, size_t bytes, struct numoe_error *error
     return rc;
 }
 
+/* Several shards: each begins with 0, none falls, and the form is theirs. */
+Test(plan_file, shards_that_contradict_are_refused)
+{
+    static const struct {
+        const char *path, *json, *field, *word;
+    } edits[] = {
+        {"cumulative.1", "1", "cumulative", "begins with 1 on node 1"},
+        {"cumulative.2", "1", "nodes[0].slices", "and 0 by"},
+        {"cumulative.3", "0", "nodes[1].slices", "and 0 by"},
+        {"form", "\"every\"", "form", "not that of 2 shards on 4 nodes"},
+        {"form", "\"experts\"", "form", "not that of 2 shards on 4 nodes"},
+        {"shards.1.nodes", "[1,2]", "shards[1].nodes", "2, which is in a shard already"},
+        {"shards.0.experts", "11", "shards", "23 experts, and there are 24"},
+    };
+    struct numoe_machine *machine = machine_of("numa:4(memory=16GB) core:2 pu:1");
+    struct numoe_plan_request request = NUMOE_PLAN_REQUEST_INIT;
+    struct numoe_error error;
+    struct numoe_plan *plan;
+    char *text;
+
+    for (uint32_t i = 0; i < 4; i++)
+        machine->nodes[i].domain = i % 2; /* its nodes do not stand together */
+    request.shape = (struct numoe_expert_shape){3, 8, 6, 1 << 20, 64, 2, 256};
+    request.form = NUMOE_FORM_GROUPS;
+    plan = plan_of(machine, &request);
+    check_round_trip(machine, plan);
+    text = json_of(plan);
+    for (size_t i = 0; i < sizeof edits / sizeof edits[0]; i++) {
+        char *bad = edited(text, edits[i].path, edits[i].json);
+
+        cr_expect_eq(parse_error(bad, strlen(bad), &error), -EBADMSG, "%s = %s", edits[i].path,
+                     edits[i].json);
+        cr_expect(strstr(error.message, edits[i].field) && strstr(error.message, edits[i].word),
+                  "%s = %s: %s", edits[i].path, edits[i].json, error.message);
+        free(bad);
+    }
+    free(text);
+    numoe_plan_free(plan);
+    numoe_machine_free(machine);
+}
+
 Test(plan_file, contradictions_are_refused_by_field_and_value)
 {
     static const struct {
@@ -354,7 +407,8 @@ Test(plan_file, contradictions_are_refused_by_field_and_value)
         {"numoe_plan", NULL, "not a plan", "numoe_plan"},
         {"source", "7", "source", "not a string"},
         {"shape", NULL, "shape", "missing"},
-        {"shape.layers", "4", "nodes[0].slices", "60"},
+        {"shape.layers", "4", "shards", "24 experts, and there are 32"},
+        {"shape.slices", "6", "nodes[0].slices", "60, and 72"},
         {"shape.layers", "-1", "shape.layers", "-1"},
         {"shape.experts", "0", "shape", "0 experts"},
         {"shape.slices", "9223372036854775807", "shape", "more than any machine holds"},
@@ -398,10 +452,25 @@ Test(plan_file, contradictions_are_refused_by_field_and_value)
         {"workers.3", NULL, "workers", "3 items"},
         {"total_bytes", "1", "total_bytes", "1, and"},
         {"cumulative", "[0]", "cumulative", "1 items"},
-        {"cumulative.0", "1", "cumulative", "runs from 1"},
+        {"cumulative.0", "1", "cumulative", "begins with 1 on node 0"},
         {"cumulative.1", "4611686018427387905", "cumulative[1]", "4611686018427387905"},
-        {"cumulative.2", "2305843009213693951", "cumulative", "must not fall"},
-        {"cumulative.2", "4611686018427387903", "cumulative", "and not from 0 to 2^62"},
+        {"cumulative.2", "2305843009213693951", "cumulative", "ends with 2305843009213693951"},
+        {"cumulative.2", "4611686018427387903", "cumulative", "and not 2^62"},
+        {"form", "\"rows\"", "form", "not that of 1 shards"},
+        {"form", "\"experts\"", "form", "not that of 1 shards on 2 nodes"},
+        {"form", "\"some\"", "form", "some"},
+        {"shards", "[]", "shards", "0 items"},
+        {"shards.0.experts", "23", "shards", "23 experts, and there are 24"},
+        {"shards.0.experts", "25", "shards[0].experts", "25, out of range"},
+        {"shards.0.nodes", "[0]", "shards", "leave out node 1"},
+        {"shards.0.nodes", "[0,0]", "shards[0].nodes", "0, which is in a shard already"},
+        {"shards.0.nodes", "[0,2]", "shards[0].nodes", "2, which is no node"},
+        {"shards.0.nodes", "[0,1,1]", "nodes", "3 items"},
+        {"forms.0.form", "1", "forms[0].form", "not a string"},
+        {"forms.0.groups", "3", "forms[0].groups", "3, out of range"},
+        {"forms.0.cost", "-1", "forms[0].cost", "-1"},
+        {"request.form", "\"none\"", "request.form", "none"},
+        {"request.optimize", "\"all\"", "request.optimize", "all"},
         {"cumulative.1", "0", "nodes[0].slices", "60, and 0"},
         {"expert_step", "0", "expert_step", "0, out of range"},
         {"expert_step", "8", "expert_step", "8, out of range"},

@@ -19,6 +19,7 @@ static struct numoe_plan_request request_of(const struct numoe_expert_shape *sha
     struct numoe_plan_request request = NUMOE_PLAN_REQUEST_INIT;
 
     request.shape = *shape;
+    request.form = NUMOE_FORM_EVERY_NODE;
     return request;
 }
 
@@ -183,7 +184,7 @@ Test(predict_cpu, one_core_cannot_use_all_the_memory, .timeout = 30)
                 "core read");
 }
 
-Test(predict_cpu, reduction_counts_a_row_a_node, .timeout = 30)
+Test(predict_cpu, reduction_counts_rows, .timeout = 30)
 {
     /* narrow experts on wide rows: a slice of 100 bytes is nothing beside its partial output */
     struct numoe_expert_shape wide = {.layers = 2,
@@ -196,9 +197,10 @@ Test(predict_cpu, reduction_counts_a_row_a_node, .timeout = 30)
                                                  &wide, 0, 10, 1e4, NULL, 0, NUMOE_WAY_CPU, 64);
 
     cr_assert_eq(c.bound, NUMOE_BOUND_REDUCTION, "%s", c.why);
-    /* 128 pairs on 32 nodes, 16 tokens an expert: each a row of 32 KiB, written and read */
-    cr_assert_eq(c.reduction_bytes, 128ull * 32 * 32768 * 2);
-    assert_near(c.parts_ms[NUMOE_BOUND_REDUCTION], 128. * 32 * 32768 * 2 / 160e9 * 1e3, 1e-9,
+    /* all 32 nodes work together; an expert's 16 tokens are one block, so that its 32 slices are
+     * cut in 8 for the 64 lanes that there are for it: 8 rows of 32 KiB, written and read */
+    cr_assert_eq(c.reduction_bytes, 128ull * 8 * 32768 * 2);
+    assert_near(c.parts_ms[NUMOE_BOUND_REDUCTION], 128. * 8 * 32768 * 2 / 160e9 * 1e3, 1e-9,
                 "reduction");
 }
 
@@ -216,17 +218,15 @@ Test(predict_cpu, synchronisation_sets_a_tiny_layer, .timeout = 30)
     cr_assert_eq(c.bound, NUMOE_BOUND_SYNC, "%s", c.why);
 }
 
-Test(predict_cpu, rows_of_many_nodes_cut_a_batch_into_passes, .timeout = 30)
+Test(predict_cpu, rows_cut_a_batch_into_passes, .timeout = 30)
 {
-    /* 32 * 256 MiB / (16 KiB * 6 * 32) = 2730 tokens: 16384 take 7 passes, each reading the weights
-     */
+    /* 512 MiB / (16 KiB * 6) = 5461 tokens: 16384 take 4 passes, each reading the weights */
     struct numoe_prediction_cell c =
-        predict_one("pack:2 l3:16 [numa(memory=16GB)] core:4 pu:2", &v4_flash, 0, 10, 3, NULL, 0,
-                    NUMOE_WAY_CPU, 16384);
-    double hit = numoe_predict_experts_hit(256, 6, 16384 / 7.);
+        predict_one(ONE_NODE, &v4_flash, 0, 10, 3, NULL, 0, NUMOE_WAY_CPU, 16384);
+    double hit = numoe_predict_experts_hit(256, 6, 16384 / 4.);
 
-    assert_near((double)c.weight_bytes, 7 * hit * 13369344, 1e-6, "bytes");
-    cr_assert_not_null(strstr(c.why, "7 passes"), "%s", c.why);
+    assert_near((double)c.weight_bytes, 4 * hit * 13369344, 1e-6, "bytes");
+    cr_assert_not_null(strstr(c.why, "4 passes of 4096 tokens"), "%s", c.why);
 }
 
 Test(predict_cpu, nodes_that_share_channels_count_once, .timeout = 60)

@@ -8,6 +8,7 @@ static struct numoe_plan *plan_on(const char *source)
     struct numoe_error error = NUMOE_ERROR_INIT;
     struct numoe_plan *plan = NULL;
 
+    request.form = NUMOE_FORM_EVERY_NODE;
     request.shape = v4_flash;
     request.shape.layers = 2;
     cr_assert_eq(numoe_plan_create(machine, &request, &plan, &error), 0, "%s", error.message);
@@ -77,7 +78,7 @@ Test(plan_reach, the_least_of_the_stated_costs)
                 double cost[NUMOE_REACHES], least = 0;
 
                 for (int r = 0; r < NUMOE_REACHES; r++) {
-                    cost[r] = 4.0 * (double)pairs * reach[r].groups * row +
+                    cost[r] = 4.0 * (double)pairs * reach[r].rows * row +
                               (double)(hit * reads) * expert * (double)reach[r].far_tenths / 10 /
                                   (double)reach[r].pairs;
                     least = r && least < cost[r] ? least : cost[r];
@@ -97,6 +98,7 @@ Test(plan_reach, one_node_has_one_group)
     numoe_plan_reaches(plan, reach);
     for (int r = 0; r < NUMOE_REACHES; r++) {
         cr_expect_eq(reach[r].groups, 1);
+        cr_expect_eq(reach[r].rows, 1);
         cr_expect_eq(reach[r].far_tenths, 0);
     }
     cr_expect_eq(numoe_plan_best_reach(plan, reach, 600000, 256, 9), NUMOE_REACH_DOMAIN);

@@ -99,6 +99,37 @@ static inline struct numoe_plan *plan_of(const struct numoe_machine *machine,
     return plan;
 }
 
+/* Shards cover all places in order, and their nodes are where they say. */
+static inline void check_shards(const struct numoe_plan *plan)
+{
+    const struct numoe_expert_shape *shape = &plan->shape;
+    uint64_t places = 0;
+
+    cr_assert(plan->shard_count > 0 && plan->shard_count <= plan->node_count);
+    cr_assert(plan->form != NUMOE_FORM_EVERY_NODE || plan->shard_count == 1);
+    cr_assert(plan->form != NUMOE_FORM_EXPERTS || plan->shard_count == plan->node_count);
+    for (uint32_t g = 0; g < plan->shard_count; g++) {
+        const struct numoe_plan_shard *shard = &plan->shards[g];
+        uint64_t slices = 0, before = 0;
+
+        cr_assert_eq(shard->first_place, places);
+        places += shard->places;
+        cr_assert(shard->first_node < shard->end_node && shard->end_node <= plan->node_count);
+        cr_assert_eq(plan->nodes[shard->first_node].shard, g);
+        cr_assert_eq(plan->nodes[shard->end_node - 1].shard, g);
+        for (uint32_t n = 0; n < plan->node_count; n++) {
+            if (plan->nodes[n].shard != g)
+                continue;
+            cr_assert(n >= shard->first_node && n < shard->end_node);
+            cr_assert(plan->cumulative[n] >= before);
+            before = plan->cumulative[n];
+            slices += plan->nodes[n].slice_count;
+        }
+        cr_assert_eq(slices, shard->places * shape->slices);
+    }
+    cr_assert_eq(places, shape->layers * shape->experts);
+}
+
 /* Everything that holds of any plan; counts slice by slice when that is not too many. */
 static inline void check_plan(const struct numoe_machine *machine, const struct numoe_plan *plan)
 {
@@ -109,13 +140,14 @@ static inline void check_plan(const struct numoe_machine *machine, const struct 
 
     cr_assert(plan->node_count > 0 && plan->worker_count > 0);
     cr_assert_eq(plan->cumulative[0], 0);
+    check_shards(plan);
     for (uint32_t n = 0; n < plan->node_count; n++) {
         const struct numoe_plan_node *node = &plan->nodes[n];
 
         cr_assert_eq(machine->nodes[node->node].os_index, node->os_index);
         cr_assert(machine->nodes[node->node].allowed);
         cr_assert_neq(machine->nodes[node->node].kind, NUMOE_NODE_GPU);
-        cr_assert(plan->cumulative[n] <= plan->cumulative[n + 1]);
+        cr_assert(plan->cumulative[n] <= plan->cumulative[n + 1] || plan->shard_count > 1);
         cr_assert(node->planned_bytes <= node->available_bytes);
         cr_assert(node->lanes >= 1);
         cr_assert_eq(node->first_worker, workers);
@@ -139,18 +171,24 @@ static inline void check_plan(const struct numoe_machine *machine, const struct 
     }
 }
 
-/* Walk all boundaries: whole cover, ascending, counts as promised, in layers and over all. */
+/* Walk all boundaries: whole cover by one shard, ascending, counts as promised, in layers and over
+ * all. */
 static inline void check_boundaries(const struct numoe_plan *plan)
 {
     const struct numoe_expert_shape *shape = &plan->shape;
     uint64_t *all = calloc(plan->node_count, sizeof *all);
     uint64_t *first = calloc(plan->node_count, sizeof *first);
     uint64_t *layer = calloc(plan->node_count, sizeof *layer);
+    uint64_t *experts = calloc(plan->shard_count, sizeof *experts);
+    /* slices of a node in one layer, beside its part of the experts that its shard has there */
+    double near = plan->shard_count > 1 ? 2 : 1;
 
     for (uint64_t l = 0; l < shape->layers; l++) {
         memset(layer, 0, plan->node_count * sizeof *layer);
+        memset(experts, 0, plan->shard_count * sizeof *experts);
         for (uint64_t e = 0; e < shape->experts; e++) {
             uint64_t before = numoe_plan_boundary(plan, l, e, 0);
+            uint32_t shard = NUMOE_NONE;
 
             cr_assert_eq(before, 0);
             for (uint32_t n = 0; n < plan->node_count; n++) {
@@ -159,14 +197,30 @@ static inline void check_boundaries(const struct numoe_plan *plan)
                 cr_assert(next >= before);
                 layer[n] += next - before;
                 first[n] += before == 0 && next > 0;
+                cr_assert(next == before || shard == NUMOE_NONE || shard == plan->nodes[n].shard);
+                shard = next > before ? plan->nodes[n].shard : shard;
                 before = next;
             }
             cr_assert_eq(before, shape->slices);
+            cr_assert_neq(shard, NUMOE_NONE);
+            experts[shard]++;
+        }
+        for (uint32_t g = 0; g < plan->shard_count; g++) {
+            double share = (double)plan->shards[g].places / (double)shape->layers;
+
+            cr_assert((double)experts[g] > share - 1 && (double)experts[g] < share + 1,
+                      "layer %lu shard %u: %lu experts, share %f", (unsigned long)l, g,
+                      (unsigned long)experts[g], share);
         }
         for (uint32_t n = 0; n < plan->node_count; n++) {
-            double ideal = plan->nodes[n].weight * (double)shape->experts * (double)shape->slices;
+            const struct numoe_plan_shard *shard = &plan->shards[plan->nodes[n].shard];
+            double ideal = shard->places
+                               ? (double)experts[plan->nodes[n].shard] *
+                                     (double)plan->nodes[n].slice_count / (double)shard->places
+                               : 0;
 
-            cr_assert((double)layer[n] > ideal - 1 - 1e-6 && (double)layer[n] < ideal + 1 + 1e-6,
+            cr_assert((double)layer[n] > ideal - near - 1e-6 &&
+                          (double)layer[n] < ideal + near + 1e-6,
                       "layer %lu node %u: %lu slices, share %f", (unsigned long)l, n,
                       (unsigned long)layer[n], ideal);
             all[n] += layer[n];
@@ -180,6 +234,7 @@ static inline void check_boundaries(const struct numoe_plan *plan)
     free(all);
     free(first);
     free(layer);
+    free(experts);
 }
 
 /* What a printing function writes, as a string to free. */
