@@ -45,6 +45,9 @@ uint64_t plan_total_bytes(const struct numoe_plan *plan);
 /* A node's part of the whole as a number to read. */
 double plan_weight(const struct numoe_plan *plan, uint32_t plan_node);
 
+/* Memory of a node by dense index: all of it; where machine is live, what is free, or in a pool of
+ * huge pages, which are as much for weights. */
+uint64_t plan_node_memory(const struct numoe_machine *machine, uint32_t node);
 /* Bytes of a node that stay free, asked being the request's. */
 uint64_t plan_kept_free(uint64_t asked, uint64_t capacity_bytes);
 

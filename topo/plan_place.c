@@ -213,7 +213,7 @@ static int refuse(const struct plan_build *build, const struct plan_totals *tota
             !node->capacity_bytes)
             continue;
         numbers[count++] = node->os_index;
-        more += machine->live ? node->free_bytes : node->capacity_bytes;
+        more += plan_node_memory(machine, i);
     }
     topo_sorted_ranges(unused, sizeof unused, numbers, count);
     free(numbers);
