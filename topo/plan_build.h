@@ -75,6 +75,9 @@ const char *plan_objective_word(enum numoe_objective objective);
 enum { PLAN_FORMS = NUMOE_FORM_ROWS + 1, PLAN_OBJECTIVES = NUMOE_OPTIMIZE_PREFILL + 1 };
 enum { PLAN_FORMS_MOST = 6 /* that are weighed */ };
 
+/* Memory of a node by dense index: all of it; where machine is live, what is free, or in a pool of
+ * huge pages, which are as much for weights. */
+uint64_t plan_node_memory(const struct numoe_machine *machine, uint32_t node);
 /* Bytes of a node that stay free, asked being the request's. */
 uint64_t plan_kept_free(uint64_t asked, uint64_t capacity_bytes);
 

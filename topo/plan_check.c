@@ -89,7 +89,7 @@ static void compare_memory(struct comparison *c, uint32_t i)
     const struct numoe_plan_node *planned = &c->plan->nodes[i];
     const struct numoe_node *node = node_of(c, i);
     enum numoe_node_kind kind = c->plan->machine.nodes[planned->node].kind;
-    uint64_t have = c->machine->live ? node->free_bytes : node->capacity_bytes;
+    uint64_t have = plan_node_memory(c->machine, c->node_at[i]);
     uint64_t keep = plan_kept_free(c->plan->request.keep_free_bytes, node->capacity_bytes);
     uint64_t before = planned->capacity_bytes, now = node->capacity_bytes;
     char text[3][32];

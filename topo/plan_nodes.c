@@ -115,6 +115,14 @@ uint64_t plan_kept_free(uint64_t asked, uint64_t capacity_bytes)
     return part < most_kept_free ? part : most_kept_free;
 }
 
+uint64_t plan_node_memory(const struct numoe_machine *machine, uint32_t node)
+{
+    const struct numoe_node *at = &machine->nodes[node];
+    uint64_t bytes = at->free_bytes + (at->huge_2m_free << 21) + (at->huge_1g_free << 30);
+
+    return machine->live && bytes < at->capacity_bytes ? bytes : at->capacity_bytes;
+}
+
 static int fill(struct plan_build *build, const bool *used, uint32_t count,
                 struct numoe_error *error)
 {
@@ -129,15 +137,11 @@ static int fill(struct plan_build *build, const bool *used, uint32_t count,
     for (uint32_t i = 0; i < machine->node_count; i++) {
         const struct numoe_node *node = &machine->nodes[i];
         struct numoe_plan_node *place = &plan->nodes[plan->node_count];
-        /* pools of huge pages are weights' as much as free memory is */
-        uint64_t have = machine->live ? node->free_bytes + (node->huge_2m_free << 21) +
-                                            (node->huge_1g_free << 30)
-                                      : node->capacity_bytes;
+        uint64_t have = plan_node_memory(machine, i);
         uint64_t keep = plan_kept_free(build->request->keep_free_bytes, node->capacity_bytes);
 
         if (!used[i])
             continue;
-        have = have < node->capacity_bytes ? have : node->capacity_bytes;
         place->node = i;
         place->os_index = node->os_index;
         place->domain = node->domain;

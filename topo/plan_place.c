@@ -331,7 +331,7 @@ int plan_refuse(const struct plan_build *build, const struct plan_totals *totals
             !node->capacity_bytes)
             continue;
         numbers[count++] = node->os_index;
-        more += machine->live ? node->free_bytes : node->capacity_bytes;
+        more += plan_node_memory(machine, i);
     }
     topo_sorted_ranges(unused, sizeof unused, numbers, count);
     free(numbers);

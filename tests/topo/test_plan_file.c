@@ -733,6 +733,12 @@ Test(plan_check, memory_that_is_less)
     pair.machine->live = true;
     pair.machine->nodes[1].free_bytes = pair.plan->nodes[1].planned_bytes + (256 << 20);
     expect_accepted(&pair);
+    /* memory in pools of huge pages is for weights too */
+    pair = pair_of(SMALL);
+    pair.machine->live = true;
+    pair.machine->nodes[1].free_bytes = 256 << 20;
+    pair.machine->nodes[1].huge_2m_free = pair.plan->nodes[1].planned_bytes >> 21;
+    expect_accepted(&pair);
 }
 
 Test(plan_check, limits_of_the_cgroup)
