@@ -79,6 +79,10 @@ struct numoe_pool_config {
     uint32_t node_count;
     /** A phase of known length that one worker is through with in so many ns wakes nobody. */
     uint64_t wake_ns;
+    /** The last so many workers, fewer than worker_count, have no thread of the pool's own: the
+     *  caller's threads may be lent for them (numoe_pool_lend). What falls to one that is absent,
+     * the others do. */
+    uint32_t lent_workers;
 };
 
 #define NUMOE_POOL_CONFIG_INIT                                                                     \
@@ -123,10 +127,12 @@ int numoe_pool_create(const struct numoe_pool_config *config, struct numoe_pool 
                       struct numoe_error *error);
 
 /**
- * Stop and join all workers. A submitted job is finished first (by the caller's help if need be).
+ * Stop and join all workers. A submitted job is finished first (by the caller's help if need be);
+ * numoe_pool_cancel makes that short. Lent threads are given back: numoe_pool_lend returns.
  * In a process forked from the pool's, only frees memory.
  * @param pool    NULL does nothing
- * @thread not inside an item of the pool; no other call on it may be running or follow
+ * @thread not inside an item of the pool; no other call on it but numoe_pool_lend may be running,
+ *         and none follow
  */
 void numoe_pool_destroy(struct numoe_pool *pool);
 
@@ -151,10 +157,38 @@ int numoe_pool_submit(struct numoe_pool *pool, const struct numoe_pool_job *job,
 /**
  * Help with and wait for a submitted job. Each ticket once: a second wait gets -EINVAL (for as long
  * as fewer than 256 later jobs were given to the pool; after that, 0).
- * @return 0; -EINVAL no such ticket; -EDEADLK, -ECHILD as numoe_pool_run
+ * @return 0; -ECANCELED: some items were not run; -EINVAL no such ticket; -EDEADLK, -ECHILD as
+ *         numoe_pool_run
  * @thread any. Never allocates.
  */
 int numoe_pool_wait(struct numoe_pool *pool, uint64_t ticket);
+
+/**
+ * Have a submitted job run no further item. Those that have begun, or are just beginning, run to their
+ * end; numoe_pool_wait is still to be called, and returns when none is running any more.
+ * @return 0; -EALREADY the job is done; -EINVAL no such ticket; -ECHILD as numoe_pool_run
+ * @thread any, also inside an item. Never blocks.
+ */
+int numoe_pool_cancel(struct numoe_pool *pool, uint64_t ticket);
+
+/**
+ * Lend the calling thread: it works as a worker until it is recalled, or until the pool is
+ * destroyed, and sleeps while there is nothing to do. Neither pinned, named nor given to
+ * thread_init.
+ * @param worker  one of the last lent_workers
+ * @return 0 after numoe_pool_recall; -ESHUTDOWN after numoe_pool_destroy; at once -EINVAL no such
+ *         worker, -EBUSY another thread is lent for it, -EDEADLK, -ECHILD as numoe_pool_run
+ * @thread any; may run nothing else meanwhile
+ */
+int numoe_pool_lend(struct numoe_pool *pool, uint32_t worker);
+
+/**
+ * Ask for the thread back that is lent for a worker. It returns from numoe_pool_lend once it finds
+ * nothing more to do in the phase at hand.
+ * @return 0; -ESRCH none is lent; -EINVAL no such worker; -ECHILD as numoe_pool_run
+ * @thread any, also inside an item. Never blocks.
+ */
+int numoe_pool_recall(struct numoe_pool *pool, uint32_t worker);
 
 /** Whether this process was forked from the one that created the pool: nothing can run here. */
 bool numoe_pool_forked(const struct numoe_pool *pool);

@@ -177,8 +177,8 @@ void numoe_pool_watch(struct numoe_pool_hand *hand)
     bool changed = false;
     uint64_t now, due;
 
-    if (hand->worker == 0)
-        return; /* the caller's CPUs are its own affair */
+    if (hand->worker == 0 || hand->lent)
+        return; /* the application's threads are its own affair */
     if (hand->slot->os_cpu != UINT32_MAX) {
         changed = look_at_own_cpu(hand->slot);
         if (changed)

@@ -43,6 +43,7 @@ void numoe_pool_hand_init(struct numoe_pool_hand *hand, struct numoe_pool *pool,
     hand->worker = worker;
     hand->cursor = 0;
     hand->leaf = 0;
+    hand->lent = false;
     hand->greedy = false;
     hand->idle_since_ns = 0;
     hand->random = 0;
@@ -67,7 +68,8 @@ static void *worker_main(void *argument)
     if (pool->thread_init)
         pool->thread_init(pool->thread_init_user, worker);
     /* Release: pairs with the load in wait_started. */
-    if (atomic_fetch_add_explicit(&pool->started, 1, memory_order_release) + 2 ==
+    if (atomic_fetch_add_explicit(&pool->started, 1, memory_order_release) + 2 +
+            pool->lent_workers ==
         pool->worker_count)
         numoe_pool_os_wake(&pool->started, NUMOE_POOL_OS_ANY);
 
@@ -94,6 +96,7 @@ static void stop_threads(struct numoe_pool *pool)
     for (uint32_t w = 1; w <= pool->threads; w++)
         pthread_join(pool->workers[w].thread, NULL);
     pool->threads = 0;
+    numoe_pool_wait_lenders(pool);
 }
 
 /* @return 0 or a positive errno, with pool->threads telling how far it came */
@@ -112,7 +115,7 @@ static int start_threads(struct numoe_pool *pool)
     sigdelset(&blocked, SIGTRAP);
     sigdelset(&blocked, SIGABRT);
     pthread_sigmask(SIG_SETMASK, &blocked, &before);
-    for (uint32_t w = 1; w < pool->worker_count; w++) {
+    for (uint32_t w = 1; w + pool->lent_workers < pool->worker_count; w++) {
         rc = numoe_pool_os_thread(&pool->workers[w].thread, STACK_BYTES, worker_main,
                                   &pool->workers[w]);
         if (rc)
@@ -172,6 +175,10 @@ static int take_config(const struct numoe_pool_config *config, struct numoe_pool
         return numoe_error_set(error, -EINVAL, "numoe_pool_config.worker_count",
                                "%u workers asked for, possible are 1 to %d", taken->worker_count,
                                NUMOE_POOL_MAX_WORKERS);
+    if (taken->lent_workers >= taken->worker_count)
+        return numoe_error_set(error, -EINVAL, "numoe_pool_config.lent_workers",
+                               "%u of %u workers are to be lent; the first is the caller",
+                               taken->lent_workers, taken->worker_count);
     for (uint32_t w = 0; taken->node_trip_ns && taken->workers && w < taken->worker_count; w++)
         if (taken->workers[w].node >= taken->node_count)
             return numoe_error_set(error, -EINVAL, "numoe_pool_config.node_trip_ns",
@@ -202,6 +209,8 @@ int numoe_pool_create(const struct numoe_pool_config *config, struct numoe_pool 
     pool->worker_count = taken.worker_count;
     pool->chaos_seed = taken.chaos_seed;
     pool->wake_ns = taken.wake_ns;
+    pool->lent_workers = taken.lent_workers;
+    atomic_store_explicit(&pool->absent, taken.lent_workers, memory_order_relaxed);
     pool->thread_init = taken.thread_init;
     pool->thread_init_user = taken.thread_init_user;
     if (taken.log)
@@ -220,6 +229,8 @@ int numoe_pool_create(const struct numoe_pool_config *config, struct numoe_pool 
         goto free_pool;
     for (uint32_t w = 0; w < taken.worker_count; w++) {
         pool->workers[w].pool = pool;
+        if (w >= taken.worker_count - taken.lent_workers)
+            atomic_store_explicit(&pool->workers[w].state, NUMOE_POOL_ABSENT, memory_order_relaxed);
         pool->workers[w].os_cpu = taken.workers ? taken.workers[w].os_cpu : UINT32_MAX;
     }
     if (numoe_pool_kins_create(pool, &taken) || numoe_pool_trees_create(pool, taken.workers))
@@ -238,7 +249,7 @@ int numoe_pool_create(const struct numoe_pool_config *config, struct numoe_pool 
         stop_threads(pool);
         rc = numoe_error_set(error, rc == ENOMEM ? -ENOMEM : -EAGAIN, "pthread_create",
                              "thread %u of %u could not be started, %u were and are stopped: %s",
-                             threads + 1, taken.worker_count - 1, threads,
+                             threads + 1, taken.worker_count - 1 - taken.lent_workers, threads,
                              strerror_r(rc, text, sizeof text));
         free_memory(pool);
         return rc;

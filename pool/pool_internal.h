@@ -24,6 +24,8 @@
  *                                      less to `number`. 64 bits, never falls: no ABA.
  *   worker.range                       pool_range.h
  *   worker.state, sleepers             pool_park.c
+ *   worker.lender, absent              pool_lend.c
+ *   cancelled, tickets                 pool_cancel.c
  *   joins                              pool_tree.c
  *   seat (pool_turn.c)                 who is worker 0; guards base and worker 0's own fields
  *
@@ -65,7 +67,11 @@ enum {
 _Static_assert(NUMOE_POOL_MAX_PHASES == 8, "phase numbers use three bits");
 _Static_assert(NUMOE_POOL_MAX_ITEMS <= NUMOE_POOL_RANGE_MASK, "an end fits in a range word");
 
-enum numoe_pool_state { NUMOE_POOL_AWAKE, NUMOE_POOL_SLEEPING };
+/* ABSENT: no thread is lent for the worker. */
+enum numoe_pool_state { NUMOE_POOL_AWAKE, NUMOE_POOL_SLEEPING, NUMOE_POOL_ABSENT };
+enum numoe_pool_lender { NUMOE_POOL_FREE, NUMOE_POOL_LENT, NUMOE_POOL_RECALLED };
+/* Of an entry of pool->tickets; a ticket is a multiple of 8. */
+enum { NUMOE_POOL_TICKET_OPEN = 1, NUMOE_POOL_TICKET_CANCELLED = 2, NUMOE_POOL_TICKET_BITS = 7 };
 
 struct numoe_pool_worker_slot {
     /* Claims: owner and thieves. */
@@ -80,6 +86,7 @@ struct numoe_pool_worker_slot {
 
     /* Rarely written: publishers look at it each time and should hit their own cache. */
     alignas(NUMOE_POOL_LINE) _Atomic uint32_t state;
+    _Atomic uint32_t lender;
     uint32_t os_cpu;                 /* UINT32_MAX: not pinned */
     uint32_t kin;                    /* which list of victims */
     uint32_t leaf;                   /* of the join tree, where this worker's share is counted */
@@ -128,7 +135,9 @@ struct numoe_pool {
 
     /* Written when workers park and wake. */
     alignas(NUMOE_POOL_LINE) _Atomic uint32_t sleepers;
+    _Atomic uint32_t absent;  /* workers for which no thread is lent */
     _Atomic uint32_t started; /* threads that are set up */
+    _Atomic uint32_t lenders; /* threads inside numoe_pool_lend */
 
     /* The seat. */
     alignas(NUMOE_POOL_LINE) _Atomic uint32_t turn_next;
@@ -151,7 +160,9 @@ struct numoe_pool {
     struct numoe_pool_join *joins;
     struct numoe_pool_branch *branches; /* as many */
     uint16_t *wake_order;
-    uint32_t threads;              /* running, for destroy */
+    uint32_t threads; /* running, for destroy */
+    uint32_t lent_workers;
+    _Atomic uint64_t cancelled;    /* the last ticket that was; only grows */
     _Atomic uint32_t *first;       /* [phase][worker_count + 1] */
     const _Atomic uint32_t *alive; /* a page that is zero in a forked child, or NULL: compare pid */
     size_t alive_size;
@@ -167,7 +178,8 @@ struct numoe_pool {
     void (*thread_init)(void *user, uint32_t worker);
     void *thread_init_user;
 
-    /* [number / 8 % TICKETS]: ticket * 2 + 1 when handed out, ticket * 2 when waited for. */
+    /* [ticket / 8 % TICKETS]: ticket, OPEN until it is waited for, CANCELLED if items were not run.
+     */
     alignas(NUMOE_POOL_LINE) _Atomic uint64_t tickets[NUMOE_POOL_TICKETS];
 };
 
@@ -190,6 +202,7 @@ struct numoe_pool_hand {
     uint32_t worker;
     uint32_t cursor;        /* place in the list of victims to look at first */
     uint32_t leaf;          /* where what was claimed last is counted */
+    bool lent;              /* may be recalled */
     bool greedy;            /* about to sleep: any item is worth any trip */
     uint64_t idle_since_ns; /* when it first found nothing near in this phase; 0: not yet */
     uint64_t waited_ns; /* since then, as of this look; NUMOE_POOL_NOT_READ: clock not read yet */
@@ -275,6 +288,24 @@ static inline bool numoe_pool_share(struct numoe_pool *pool, const struct numoe_
            (!view->first || atomic_load_explicit(&pool->seq, memory_order_relaxed) == view->seq);
 }
 
+/** Whether the job of an open sequence is to run no more items. */
+static inline bool numoe_pool_is_cancelled(const struct numoe_pool *pool, uint64_t seq)
+{
+    uint64_t ticket = (seq >> 1 & ~(uint64_t)(NUMOE_POOL_MAX_PHASES - 1)) + NUMOE_POOL_MAX_PHASES;
+
+    /* Advice: items that begin meanwhile are run. */
+    return atomic_load_explicit((_Atomic uint64_t *)&pool->cancelled, memory_order_relaxed) ==
+           ticket;
+}
+
+/** Whether the thread is to leave. */
+static inline bool numoe_pool_is_recalled(const struct numoe_pool_hand *hand)
+{
+    /* Pairs with the swap in numoe_pool_recall. */
+    return hand->lent &&
+           atomic_load_explicit(&hand->slot->lender, memory_order_seq_cst) == NUMOE_POOL_RECALLED;
+}
+
 /** Next number of a test's random sequence (xorshift); only with chaos. */
 static inline uint32_t numoe_pool_random(struct numoe_pool_hand *hand)
 {
@@ -308,12 +339,26 @@ void numoe_pool_tell_refusals(const struct numoe_pool *pool);
 void numoe_pool_tell_changes(struct numoe_pool *pool);
 
 /* pool_run.c */
+/** @return 0; -ECHILD in a forked process; -EDEADLK inside an item of the pool */
+int numoe_pool_refuse(const struct numoe_pool *pool);
 void numoe_pool_enter(struct numoe_pool_frame *frame, const struct numoe_pool *pool);
 void numoe_pool_leave(struct numoe_pool_frame *frame);
 /** Work and wait until seq's number is at least `until`. */
 void numoe_pool_participate(struct numoe_pool_hand *hand, uint64_t until);
 /** In the seat: help until no job is pending. */
 void numoe_pool_help(struct numoe_pool *pool, uint64_t until);
+
+/* pool_cancel.c */
+/** In the seat, before the job is published. */
+void numoe_pool_ticket_open(struct numoe_pool *pool, uint64_t ticket);
+/** By whoever passes over items of the job, while it holds one of them or is the finisher. */
+void numoe_pool_ticket_mark(struct numoe_pool *pool, uint64_t seq);
+
+/* pool_lend.c */
+/** Be absent, if seq is still the sequence in which nothing more was found. */
+bool numoe_pool_go_absent(struct numoe_pool_hand *hand, uint64_t seq);
+/** After STOP: wait until no thread is lent. */
+void numoe_pool_wait_lenders(struct numoe_pool *pool);
 
 /* pool_tree.c */
 int numoe_pool_trees_create(struct numoe_pool *pool, const struct numoe_pool_worker *workers);
@@ -347,13 +392,20 @@ bool numoe_pool_claim(struct numoe_pool_hand *hand, uint32_t *begin, uint32_t *e
 bool numoe_pool_claim_random(struct numoe_pool_hand *hand, uint32_t *item);
 
 /* pool_park.c */
-/** Whether the worker sleeps. What a worker sees of those that a publisher left asleep is right
- * once it has seen the sequence that was published. */
+/** What a worker sees of those that a publisher left asleep, or counted as absent, is right once it
+ *  has seen the sequence that was published. */
+static inline uint32_t numoe_pool_state(const struct numoe_pool *pool, uint32_t worker)
+{
+    /* Pairs with the stores in park (pool_park.c) and numoe_pool_go_absent. */
+    return atomic_load_explicit(&pool->workers[worker].state, memory_order_seq_cst);
+}
 static inline bool numoe_pool_asleep(const struct numoe_pool *pool, uint32_t worker)
 {
-    /* Pairs with the store in park (pool_park.c). */
-    return atomic_load_explicit(&pool->workers[worker].state, memory_order_seq_cst) ==
-           NUMOE_POOL_SLEEPING;
+    return numoe_pool_state(pool, worker) == NUMOE_POOL_SLEEPING;
+}
+static inline bool numoe_pool_awake(const struct numoe_pool *pool, uint32_t worker)
+{
+    return numoe_pool_state(pool, worker) == NUMOE_POOL_AWAKE;
 }
 void numoe_pool_rest_begin(struct numoe_pool_rest *rest);
 /**
@@ -365,6 +417,8 @@ void numoe_pool_rest(struct numoe_pool_hand *hand, struct numoe_pool_rest *rest,
 void numoe_pool_wake(struct numoe_pool *pool, uint64_t seq);
 /** After closing seq: wake worker 0 if it sleeps. */
 void numoe_pool_wake_caller(struct numoe_pool *pool);
+/** If it sleeps. */
+void numoe_pool_wake_one(struct numoe_pool *pool, uint32_t worker);
 /** After STOP. */
 void numoe_pool_wake_all(struct numoe_pool *pool);
 

@@ -27,6 +27,9 @@
  * Wakes spread as a tree by domain (pool_tree.c): a waker skips down through those that are awake
  * and stops at those it woke, who go on below themselves before they work.
  *
+ * A recalled worker is woken and comes back the same way: the flag is set before its state is
+ * looked at, and looked at after the state was set.
+ *
  * The clock is read every 64 turns only.
  *
  * SPDX-License-Identifier: Apache-2.0
@@ -49,7 +52,8 @@ static void park(struct numoe_pool_hand *hand, uint64_t seen)
     /* Pair with the publisher's store of seq and its loads in numoe_pool_wake; see the top. */
     atomic_fetch_add_explicit(&pool->sleepers, 1, memory_order_seq_cst);
     atomic_store_explicit(&slot->state, NUMOE_POOL_SLEEPING, memory_order_seq_cst);
-    if (atomic_load_explicit(&pool->seq, memory_order_seq_cst) != seen) {
+    if (atomic_load_explicit(&pool->seq, memory_order_seq_cst) != seen ||
+        numoe_pool_is_recalled(hand)) {
         if (atomic_compare_exchange_strong_explicit(&slot->state, &state, NUMOE_POOL_AWAKE,
                                                     memory_order_seq_cst, memory_order_seq_cst))
             atomic_fetch_sub_explicit(&pool->sleepers, 1, memory_order_seq_cst);
@@ -105,6 +109,8 @@ void numoe_pool_rest(struct numoe_pool_hand *hand, struct numoe_pool_rest *rest,
         rest->turns++;
         if (rest->turns % CLOCK_TURNS == 0) {
             uint64_t now = numoe_pool_os_now_ns();
+            if (numoe_pool_is_recalled(hand))
+                return;
             if (rest->until_ns == 0) {
                 rest->until_ns = now + spin_ns;
             } else if (now >= rest->until_ns) {
@@ -123,7 +129,7 @@ void numoe_pool_rest(struct numoe_pool_hand *hand, struct numoe_pool_rest *rest,
     }
 }
 
-static void wake_one(struct numoe_pool *pool, uint32_t worker)
+void numoe_pool_wake_one(struct numoe_pool *pool, uint32_t worker)
 {
     struct numoe_pool_worker_slot *slot = &pool->workers[worker];
     uint32_t state = NUMOE_POOL_SLEEPING;
@@ -139,6 +145,7 @@ static void wake_one(struct numoe_pool *pool, uint32_t worker)
 static bool enough(struct numoe_pool *pool, const struct numoe_pool_view *view)
 {
     uint32_t sleepers = atomic_load_explicit(&pool->sleepers, memory_order_seq_cst);
+    uint32_t absent = atomic_load_explicit(&pool->absent, memory_order_seq_cst);
     uint32_t limit = atomic_load_explicit(&pool->awake_limit, memory_order_relaxed);
 
     if (sleepers == 0)
@@ -147,7 +154,7 @@ static bool enough(struct numoe_pool *pool, const struct numoe_pool_view *view)
         limit = 1;
     /* Worker 0 counts as awake, which with a submitted job it may not be: one more, so that
      * somebody is. */
-    return limit != UINT32_MAX && pool->worker_count - sleepers >= limit + view->submitted;
+    return limit != UINT32_MAX && pool->worker_count - sleepers - absent >= limit + view->submitted;
 }
 
 static bool needed(struct numoe_pool *pool, const struct numoe_pool_view *view, uint32_t worker)
@@ -156,7 +163,10 @@ static bool needed(struct numoe_pool *pool, const struct numoe_pool_view *view, 
 
     if (view->crowd || numoe_pool_share(pool, view, worker, &begin, &end))
         return true;
-    return view->submitted && worker == 1 && numoe_pool_share(pool, view, 0, &begin, &end);
+    /* For those who are not there. */
+    return view->submitted && worker == 1 &&
+           (numoe_pool_share(pool, view, 0, &begin, &end) ||
+            atomic_load_explicit(&pool->absent, memory_order_seq_cst));
 }
 
 /* Wake the workers below `from` in the tree. */
@@ -170,7 +180,7 @@ static void wake_below(struct numoe_pool *pool, const struct numoe_pool_view *vi
         if (enough(pool, view))
             return;
         if (numoe_pool_asleep(pool, child) && needed(pool, view, child))
-            wake_one(pool, child);
+            numoe_pool_wake_one(pool, child);
         else
             wake_below(pool, view, child);
     }
@@ -186,18 +196,18 @@ void numoe_pool_wake(struct numoe_pool *pool, uint64_t seq)
     if (!numoe_pool_view_load(pool, seq, &view))
         return; /* over already, done by workers that were awake */
     if (!enough(pool, &view) && numoe_pool_asleep(pool, 0) && needed(pool, &view, 0))
-        wake_one(pool, 0);
+        numoe_pool_wake_one(pool, 0);
     wake_below(pool, &view, 0);
 }
 
 void numoe_pool_wake_caller(struct numoe_pool *pool)
 {
     if (numoe_pool_asleep(pool, 0))
-        wake_one(pool, 0);
+        numoe_pool_wake_one(pool, 0);
 }
 
 void numoe_pool_wake_all(struct numoe_pool *pool)
 {
     for (uint32_t worker = 0; worker < pool->worker_count; worker++)
-        wake_one(pool, worker);
+        numoe_pool_wake_one(pool, worker);
 }

@@ -10,7 +10,7 @@
  *             still looks at the pool's copy of the job drops it (seqlock), and never touches the
  *             caller's memory without a claimed item.
  *
- * A ticket is the number that seq has once its job is done.
+ * A ticket (pool_cancel.c) is the number that seq has once its job is done.
  *
  * SPDX-License-Identifier: Apache-2.0
  */
@@ -50,7 +50,7 @@ bool numoe_pool_forked(const struct numoe_pool *pool)
     return getpid() != pool->pid;
 }
 
-static int refuse(const struct numoe_pool *pool)
+int numoe_pool_refuse(const struct numoe_pool *pool)
 {
     if (numoe_pool_forked(pool))
         return -ECHILD;
@@ -149,12 +149,17 @@ static void advance(struct numoe_pool_hand *hand)
 {
     struct numoe_pool *pool = hand->pool;
     uint64_t base = hand->view.seq >> 1 & ~(uint64_t)(NUMOE_POOL_MAX_PHASES - 1);
+    uint32_t next = hand->view.next;
     uint64_t seq;
 
+    if (next && numoe_pool_is_cancelled(pool, hand->view.seq)) {
+        numoe_pool_ticket_mark(pool, hand->view.seq);
+        next = 0;
+    }
     /* Both stores: release what all workers did in the phase (collected by numoe_pool_join) to
      * every load of seq; sequentially consistent against sleepers (pool_park.c). */
-    if (hand->view.next) {
-        seq = (base + hand->view.next) << 1 | NUMOE_POOL_OPEN;
+    if (next) {
+        seq = (base + next) << 1 | NUMOE_POOL_OPEN;
         atomic_store_explicit(&pool->seq, seq, memory_order_seq_cst);
         numoe_pool_wake(pool, seq);
     } else {
@@ -162,6 +167,19 @@ static void advance(struct numoe_pool_hand *hand)
         atomic_store_explicit(&pool->seq, seq, memory_order_seq_cst);
         numoe_pool_wake_caller(pool);
     }
+}
+
+/* The job is cancelled: drop the item at hand and what is left of the range. @return how many */
+static uint32_t pass_over(struct numoe_pool_hand *hand)
+{
+    uint64_t seq = hand->view.seq;
+    uint32_t begin, end;
+
+    numoe_pool_ticket_mark(hand->pool, seq);
+    if (numoe_pool_range_steal(&hand->slot->range, seq >> 1, 1, UINT32_MAX, &begin, &end) !=
+        NUMOE_POOL_CAUGHT)
+        return 1;
+    return 1 + end - begin;
 }
 
 /* Claim once and run until the own range is empty. @return false: nothing to be had. */
@@ -180,6 +198,10 @@ static bool work(struct numoe_pool_hand *hand)
     if (item + 1 < end)
         numoe_pool_range_put(&slot->range, item + 1, end, view->seq >> 1);
     do {
+        if (numoe_pool_is_cancelled(hand->pool, view->seq)) {
+            done += pass_over(hand);
+            break;
+        }
         view->run(view->context, item, hand->worker);
         done++;
         if (hand->random) {
@@ -222,8 +244,17 @@ void numoe_pool_participate(struct numoe_pool_hand *hand, uint64_t until)
 
         if (seq >> 1 >= until)
             return;
-        if ((seq & NUMOE_POOL_OPEN) && see(hand, seq) && work(hand)) {
-            numoe_pool_rest_begin(&rest);
+        if ((seq & NUMOE_POOL_OPEN) && see(hand, seq)) {
+            if (numoe_pool_is_recalled(hand))
+                hand->greedy = true;
+            if (work(hand)) {
+                numoe_pool_rest_begin(&rest);
+                continue;
+            }
+        }
+        if (numoe_pool_is_recalled(hand)) {
+            if (numoe_pool_go_absent(hand, seq))
+                return;
             continue;
         }
         numoe_pool_rest(hand, &rest, seq);
@@ -257,7 +288,7 @@ int numoe_pool_run(struct numoe_pool *pool, const struct numoe_pool_job *job)
 
     if (!pool || !job)
         return -EINVAL;
-    if ((rc = refuse(pool)) || (rc = check_job(pool, job)))
+    if ((rc = numoe_pool_refuse(pool)) || (rc = check_job(pool, job)))
         return rc;
     numoe_pool_turn_take(pool);
     numoe_pool_tell_changes(pool);
@@ -274,42 +305,15 @@ int numoe_pool_submit(struct numoe_pool *pool, const struct numoe_pool_job *job,
 
     if (!pool || !job || !ticket)
         return -EINVAL;
-    if ((rc = refuse(pool)) || (rc = check_job(pool, job)))
+    if ((rc = numoe_pool_refuse(pool)) || (rc = check_job(pool, job)))
         return rc;
     numoe_pool_turn_take(pool);
     numoe_pool_tell_changes(pool);
     numoe_pool_help(pool, pool->base);
-    mine = publish(pool, job, true);
-    /* Pairs with the swap in numoe_pool_wait. */
-    atomic_store_explicit(&pool->tickets[mine / NUMOE_POOL_MAX_PHASES % NUMOE_POOL_TICKETS],
-                          mine << 1 | 1, memory_order_release);
+    mine = pool->base + NUMOE_POOL_MAX_PHASES;
+    numoe_pool_ticket_open(pool, mine);
+    publish(pool, job, true);
     numoe_pool_turn_give(pool);
     *ticket = mine;
-    return 0;
-}
-
-int numoe_pool_wait(struct numoe_pool *pool, uint64_t ticket)
-{
-    _Atomic uint64_t *entry;
-    uint64_t key = ticket << 1 | 1;
-    int rc;
-
-    if (!pool || ticket == 0 || ticket % NUMOE_POOL_MAX_PHASES || ticket >> 62)
-        return -EINVAL;
-    if ((rc = refuse(pool)))
-        return rc;
-    entry = &pool->tickets[ticket / NUMOE_POOL_MAX_PHASES % NUMOE_POOL_TICKETS];
-    /* Pairs with the store in numoe_pool_submit; one of two waits for a ticket gets it. */
-    if (!atomic_compare_exchange_strong_explicit(entry, &key, ticket << 1, memory_order_acq_rel,
-                                                 memory_order_acquire)) {
-        if (key <= ticket << 1)
-            return -EINVAL;
-        return 0; /* the entry has gone to a later job: this one is long done */
-    }
-    if (numoe_pool_seq(pool) >> 1 < ticket) {
-        numoe_pool_turn_take(pool);
-        numoe_pool_help(pool, ticket);
-        numoe_pool_turn_give(pool);
-    }
     return 0;
 }

@@ -295,7 +295,8 @@ static enum numoe_pool_catch claim_ring(struct numoe_pool_hand *hand, uint32_t r
     if (kin->trip_ns[ring]) {
         least = numoe_pool_worth(kin->trip_ns[ring], waited_ns(hand), hand->view.item_ns);
         /* Pairs with the add in park (pool_park.c): those left asleep are seen. */
-        sleepers = least > 1 && atomic_load_explicit(&pool->sleepers, memory_order_seq_cst);
+        sleepers = least > 1 && (atomic_load_explicit(&pool->sleepers, memory_order_seq_cst) ||
+                                 atomic_load_explicit(&pool->absent, memory_order_seq_cst));
         if (least > hand->view.items && !sleepers)
             return NUMOE_POOL_TOO_FEW; /* for everyone: their lines are left alone */
     }
@@ -304,7 +305,7 @@ static enum numoe_pool_catch claim_ring(struct numoe_pool_hand *hand, uint32_t r
             place + start < kin->ring[ring + 1] ? place + start : place + start - size;
         uint32_t w = kin->order[rotated];
         enum numoe_pool_catch caught =
-            claim_from(hand, w, sleepers && numoe_pool_asleep(pool, w) ? 1 : least, 0, begin, end);
+            claim_from(hand, w, sleepers && !numoe_pool_awake(pool, w) ? 1 : least, 0, begin, end);
 
         if (caught == NUMOE_POOL_CAUGHT) {
             hand->cursor = place;

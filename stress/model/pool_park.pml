@@ -5,21 +5,23 @@
  * WORKERS workers, worker 0 being the caller; JOBS jobs of two phases. A phase has 1 or 2 items,
  * which anyone may take, and an arbitrary non-empty set of workers whose shares are not empty:
  * only those are woken, and only until LIMIT workers are awake. A job is run (worker 0 works) or
- * submitted (the others must do it alone; the caller looks at seq only). Futexes are modelled with
+ * submitted (the others must do it alone; the caller looks at seq only). With -DLENT the last worker
+ * is a thread of the application's (pool/pool_lend.c), which comes and goes LENT times. Futexes are modelled with
  * their own queue and the kernel's comparison. Spin time is arbitrary: a worker may park at any
  * moment when it finds nothing.
  *
  * Checked: no invalid end state (all jobs are done, all threads end), every item is counted,
- * sleepers is 0 at the end and never negative.
+ * sleepers and absent are right at the end and never negative.
  *
  *   spin -a pool_park.pml && cc -O2 -DSAFETY -DCOLLAPSE -o pan pan.c && ./pan -m100000
  *
  * Must fail: -DNO_SECOND_LOOK (a worker does not look at seq again after announcing itself) and
- * -DLATE_ANNOUNCE (it announces itself after that look) hang.
+ * -DLATE_ANNOUNCE (it announces itself after that look) hang; with -DLENT=1 also -DNO_LEAVE_LOOK (who
+ * leaves does not look at seq again) and -DNO_STAND_IN (nobody is woken for those who are absent).
  *
- * Results (spin 6.5.2, all transitions, no errors): WORKERS 2, JOBS 3 204,884 states; WORKERS 3,
- * JOBS 2 (the defaults) 23,871,444; WORKERS 3, JOBS 1, LIMIT 3 8,745,740. The two that must fail
- * do, within 130 steps.
+ * Results (spin 6.5.2, all transitions, no errors): WORKERS 2, JOBS 3 204,975 states; WORKERS 3,
+ * JOBS 1 5,044,114; WORKERS 3, JOBS 2 (the defaults) 23,871,444; WORKERS 3, JOBS 1, LENT 1 6,804,766.
+ * Those that must fail do, within 150 steps. tests/pool/models.sh runs most of them.
  *
  * SPDX-License-Identifier: Apache-2.0
  */
@@ -41,7 +43,7 @@ byte seq;                  /* number * 2 + open; job j has phases 2j and 2j + 1 
 byte left, counted, total; /* items of the phase: unclaimed, done, all */
 byte need;                 /* workers with a share, a bit each */
 bool submitted;
-byte sleepers;
+byte sleepers, absent;
 bool sleeping[WORKERS];    /* state */
 bool queued[WORKERS];      /* in the kernel's queue */
 byte done;
@@ -72,11 +74,15 @@ inline wake_needed()
     do
     :: w < WORKERS ->
         if
-        :: sleepers == 0 || WORKERS - sleepers >= LIMIT + submitted -> break
+        :: sleepers == 0 || WORKERS - sleepers - absent >= LIMIT + submitted -> break
         :: else
         fi;
         if
-        :: (need & (1 << w)) || (submitted && w == 1 && (need & 1)) -> wake_one(w)
+#ifdef NO_STAND_IN
+        :: (need & (1 << w)) -> wake_one(w)
+#else
+        :: (need & (1 << w)) || (submitted && w == 1 && ((need & 1) || absent > 0)) -> wake_one(w)
+#endif
         :: else
         fi;
         w++
@@ -148,8 +154,9 @@ inline park(s)
     fi
 }
 
-inline participate(until)
+inline participate(until, may_leave)
 {
+    left_pool = false;
     do
     :: s = seq;
         if
@@ -190,6 +197,20 @@ inline participate(until)
             if
             :: (seq != s || (IS_OPEN(s) && left > 0)) /* spinning */
             :: park(s)
+            :: may_leave -> /* numoe_pool_go_absent */
+                absent++;
+                if
+#ifdef NO_LEAVE_LOOK
+                :: true -> left_pool = true
+#else
+                :: seq == s -> left_pool = true
+                :: else -> d_step { assert(absent > 0); absent-- }
+#endif
+                fi;
+                if
+                :: left_pool -> break
+                :: else
+                fi
             fi
         fi
     od
@@ -198,19 +219,42 @@ inline participate(until)
 proctype worker(byte me)
 {
     byte s, w;
-    bool got, hit;
+    bool got, hit, left_pool;
 
-    participate(NUMBER(STOP))
+    participate(NUMBER(STOP), false)
 }
 
+#ifdef LENT
+proctype lent(byte me)
+{
+    byte s, w, times;
+    bool got, hit, left_pool;
+
+    do
+    :: times < LENT && seq != STOP ->
+        times++;
+        d_step { assert(absent > 0); absent-- }
+        participate(NUMBER(STOP), true)
+    :: true -> break
+    od
+}
+#endif
+
 init {
-    byte me, s, w, job, unused;
-    bool got, hit;
+    byte me, s, w, job;
+    bool got, hit, left_pool;
 
     atomic {
         w = 1;
+#ifdef LENT
+        absent = 1;
+        run lent(WORKERS - 1);
+#define OWN (WORKERS - 1)
+#else
+#define OWN WORKERS
+#endif
         do
-        :: w < WORKERS ->
+        :: w < OWN ->
             run worker(w);
             w++
         :: else -> break
@@ -227,7 +271,7 @@ init {
         wake_needed();
         if
         :: submitted -> (NUMBER(seq) >= job * 2 + 2) /* the others alone */
-        :: true -> participate(job * 2 + 2)          /* run, or wait */
+        :: true -> participate(job * 2 + 2, false)   /* run, or wait */
         fi;
         assert(done == job + 1);
         job++
@@ -240,5 +284,5 @@ init {
     :: else -> break
     od;
     (_nr_pr == 1);
-    assert(sleepers == 0)
+    assert(sleepers == 0 && absent <= 1)
 }

@@ -49,3 +49,8 @@ holds pool_park -DWORKERS=2 -DJOBS=3
 holds pool_park -DWORKERS=3 -DJOBS=1
 fails pool_park -DWORKERS=2 -DNO_SECOND_LOOK
 fails pool_park -DWORKERS=2 -DLATE_ANNOUNCE
+
+# A lent thread that comes and goes.
+holds pool_park -DWORKERS=3 -DJOBS=1 -DLENT=1
+fails pool_park -DWORKERS=3 -DJOBS=1 -DLENT=1 -DNO_LEAVE_LOOK
+fails pool_park -DWORKERS=3 -DJOBS=1 -DLENT=1 -DNO_STAND_IN
