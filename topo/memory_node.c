@@ -154,7 +154,7 @@ int numoe_memory_create(const struct numoe_memory_request *request, struct numoe
     struct numoe_memory_request asked = NUMOE_MEMORY_REQUEST_INIT;
     struct numoe_memory *memory;
     char name[32];
-    uint64_t mapped;
+    uint64_t mapped = 0;
     int rc;
 
     if (!request || !out || request->size < sizeof request->size)
