@@ -32,10 +32,14 @@ enum cli_option {
     CLI_DOMAINS,
     CLI_DURATION,
     CLI_EXPERTS,
+    CLI_EXPERTS_PER_TOKEN,
     CLI_EXPLAIN,
     CLI_FORM,
+    CLI_FORMAT,
     CLI_GPU,
     CLI_GPU_AT,
+    CLI_HIDDEN,
+    CLI_INTERMEDIATE,
     CLI_ISA,
     CLI_ISAS,
     CLI_JSON,
@@ -84,6 +88,8 @@ struct cli_values {
     const char *directory, *model, *save, *topology, *svg, *png, *plan;
     struct cli_list cpus, nodes, tokens;
     uint64_t duration_s, experts, layers, keep_free_bytes, seed, steps;
+    uint64_t experts_per_token, hidden, intermediate;
+    enum numoe_format format;
     uint32_t repeat, threads, workers;
     bool json, measure, smt, gpu, resident, stream, spill;
     enum numoe_memory_policy memory_policy;

@@ -132,9 +132,11 @@ static int fill_rates(const struct cli_values *values, const struct numoe_machin
     return CLI_OK;
 }
 
-int cli_predict_options(const struct cli_values *values, const struct numoe_machine *machine,
-                        struct numoe_predict_options *options, double **node_gbs)
+int cli_predict_options(const struct cli_values *values, const struct numoe_model_desc *desc,
+                        const struct numoe_machine *machine, struct numoe_predict_options *options,
+                        double **node_gbs)
 {
+    const struct numoe_format_info *format = numoe_format_info(desc->format);
     const struct numoe_kernels *kernels = NULL;
 
     *options = (struct numoe_predict_options)NUMOE_PREDICT_OPTIONS_INIT;
@@ -142,6 +144,7 @@ int cli_predict_options(const struct cli_values *values, const struct numoe_mach
     options->gpu_count = values->gpu_count;
     options->tokens = values->tokens.values;
     options->token_count = values->tokens.count;
+    options->without_kernel = format && !format->has_kernels ? format->title : NULL;
     if (values->isa_count)
         options->isa = values->isas[0];
     else if (machine->live)

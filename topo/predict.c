@@ -401,6 +401,9 @@ static int begin(struct work *work, struct numoe_predict_options *options,
     work->out = calloc(1, sizeof *work->out);
     if (!work->out)
         return numoe_error_set(error, -ENOMEM, plan->source, "out of memory");
+    if (options->without_kernel)
+        snprintf(work->out->without_kernel, sizeof work->out->without_kernel, "%s",
+                 options->without_kernel);
     return fill_box(work, error);
 }
 

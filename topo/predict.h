@@ -64,6 +64,9 @@ struct numoe_predict_options {
     uint32_t token_count;
     const char *isa; /**< avx2, avx512, avx512vnni, ref; NULL: from the CPU's name */
     double ghz;      /**< of all cores at work; 0: from the CPU's name */
+    /** The number format of the weights, in words, when no kernel computes it yet: predictions,
+     *  which are then of bytes alone, say so. NULL: kernels do */
+    const char *without_kernel;
 };
 
 #define NUMOE_PREDICT_OPTIONS_INIT                                                                 \
@@ -117,6 +120,7 @@ struct numoe_prediction {
     uint32_t what_if_count;
     struct numoe_predict_gpu *gpus; /**< as used */
     uint32_t gpu_count;
+    char without_kernel[32]; /**< as given; empty: there are kernels */
     char **notes;
     uint32_t note_count;
 };

@@ -59,6 +59,11 @@ void numoe_prediction_print(const struct numoe_prediction *prediction, FILE *out
 
     for (uint32_t i = 0; i < prediction->cell_count; i++)
         only_decode &= prediction->cells[i].tokens <= DECODE_TOKENS;
+    if (*prediction->without_kernel)
+        fprintf(out,
+                "\nno kernel computes %s yet: what follows is predicted from its bytes, with the "
+                "arithmetic of MXFP4\n",
+                prediction->without_kernel);
     for (uint32_t i = 0; i < prediction->cell_count; i++) {
         const struct numoe_prediction_cell *cell = &prediction->cells[i];
 
@@ -173,6 +178,9 @@ int numoe_prediction_print_json(const struct numoe_plan *plan,
         topo_json_append(&gpus, json_gpu(&prediction->gpus[i]));
     for (uint32_t i = 0; i < prediction->what_if_count; i++)
         topo_json_append(&what_ifs, json_what_if(&prediction->what_ifs[i]));
+    topo_json_set(&object, "without_kernel",
+                  *prediction->without_kernel ? topo_json_string(prediction->without_kernel)
+                                              : json_null());
     topo_json_set(&object, "cells", cells);
     topo_json_set(&object, "figures", figures);
     topo_json_set(&object, "gpus", gpus);
