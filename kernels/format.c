@@ -71,8 +71,8 @@ int numoe_format_sizes(enum numoe_format format, uint64_t hidden, bool bias,
     sizes->down_bytes = (tiles + 1) / 2 * sizes->pair_bytes;
     sizes->slice_bytes = sizes->gate_up_bytes + sizes->down_bytes;
     if (f->block_scales)
-        sizes->slice_bytes += (3 * tiles * sizeof(float) + NUMOE_ALIGNMENT - 1) / NUMOE_ALIGNMENT *
-                              NUMOE_ALIGNMENT;
+        sizes->slice_bytes +=
+            (3 * tiles * sizeof(float) + NUMOE_ALIGNMENT - 1) / NUMOE_ALIGNMENT * NUMOE_ALIGNMENT;
     sizes->slice_bytes += 2 * row_bytes * (f->row_scales + (uint64_t)bias);
     sizes->expert_bytes = tiles * row_bytes * (f->row_scales + (uint64_t)bias) +
                           (f->tensor_scales ? NUMOE_ALIGNMENT : 0);

@@ -33,7 +33,7 @@ Test(kernels_format, slices_of_128)
         {NUMOE_MXFP8, 12 * (1024 + 32), 0},
         {NUMOE_NVFP4, 12 * (512 + 64), 64},
         {NUMOE_INT4_GROUP32, 12 * (512 + 64), 0},
-        {NUMOE_FP8_BLOCK128, 12 * 1024 + 64, 0},           /* 12 floats in a cache line */
+        {NUMOE_FP8_BLOCK128, 12 * 1024 + 64, 0},          /* 12 floats in a cache line */
         {NUMOE_FP8_CHANNEL, 12 * 1024 + 2 * 32 * 4, 512}, /* rows of gate and up; of down */
         {NUMOE_BF16_WEIGHTS, 12 * 2048, 0},
     };

@@ -50,9 +50,9 @@ Test(cli_model, each_is_planned_on_a_large_machine, .timeout = 300)
 
     json_array_foreach(list, i, model)
     {
-        struct answer plan = numoe("plan", "--model",
-                                   json_string_value(json_object_get(model, "name")), "--topology",
-                                   "pack:2 [numa(memory=1TB)] core:16 pu:1", "--json", NULL);
+        struct answer plan =
+            numoe("plan", "--model", json_string_value(json_object_get(model, "name")),
+                  "--topology", "pack:2 [numa(memory=1TB)] core:16 pu:1", "--json", NULL);
         json_t *root = parse(&plan), *predicted = json_object_get(root, "predicted");
 
         cr_expect_eq(integer(root, "total_bytes"), integer(model, "total_bytes"));
@@ -86,8 +86,8 @@ Test(cli_model, text_marks_what_has_no_kernel, .timeout = 60)
 Test(cli_model, a_shape_is_as_good_as_a_name, .timeout = 60)
 {
     static const char *const formats[] = {NULL, "mxfp4"};
-    struct answer named = numoe("plan", "--model", "v4-flash", "--topology", DUAL_7H12, "--json",
-                                NULL);
+    struct answer named =
+        numoe("plan", "--model", "v4-flash", "--topology", DUAL_7H12, "--json", NULL);
 
     for (size_t i = 0; i < 2; i++) {
         struct answer shaped =
@@ -110,8 +110,8 @@ Test(cli_model, a_shape_is_whole_and_alone, .timeout = 60)
     answer = numoe("plan", "--hidden", "4096", "--intermediate", "64", "--experts", "4",
                    "--experts-per-token", "5", "--layers", "1", NULL);
     assert_refused(answer, 2, "--experts-per-token 5 is more than --experts 4");
-    answer = numoe("plan", "--hidden", "4096", "--intermediate", "64", "--experts", "4",
-                   "--layers", "1", NULL);
+    answer = numoe("plan", "--hidden", "4096", "--intermediate", "64", "--experts", "4", "--layers",
+                   "1", NULL);
     assert_refused(answer, 2, "--experts-per-token is missing");
     answer = numoe("plan", "--model", "v4-flash", "--intermediate", "64", NULL);
     assert_refused(answer, 2, "--intermediate");

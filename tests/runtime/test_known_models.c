@@ -1,4 +1,5 @@
-/* Models known by name, and what their experts take in memory. SPDX-License-Identifier: Apache-2.0 */
+/* Models known by name, and what their experts take in memory. SPDX-License-Identifier: Apache-2.0
+ */
 #include "families.h"
 #include "model.h"
 #include "numoe.h"
