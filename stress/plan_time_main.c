@@ -49,8 +49,8 @@ static double since_ms(uint64_t start)
 
 static void grow(struct numoe_machine *machine, const struct numoe_expert_shape *shape)
 {
-    uint64_t need = shape->layers * shape->experts *
-                    (shape->slices * shape->slice_bytes + shape->expert_bytes);
+    uint64_t need =
+        shape->layers * shape->experts * (shape->slices * shape->slice_bytes + shape->expert_bytes);
 
     for (uint32_t i = 0; i < machine->node_count; i++)
         if (machine->nodes[i].capacity_bytes)

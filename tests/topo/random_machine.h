@@ -109,7 +109,7 @@ static inline void random_fill_distances(struct numoe_machine *machine)
     for (uint32_t a = 0; a < count; a++)
         for (uint32_t b = 0; b < count; b++)
             machine->distances[(size_t)a * count + b] =
-                a == b                                                    ? 10
+                a == b                                                   ? 10
                 : machine->nodes[a].domain == machine->nodes[b].domain   ? 11
                 : machine->nodes[a].package == machine->nodes[b].package ? 12
                                                                          : 32;
@@ -125,8 +125,8 @@ static inline uint32_t random_server(const struct numoe_machine *machine, uint32
 
         if (!node->allowed || !node->capacity_bytes || node->kind != NUMOE_NODE_DRAM)
             continue;
-        if (best == NUMOE_NONE || numoe_machine_distance(machine, home, i) <
-                                      numoe_machine_distance(machine, home, best))
+        if (best == NUMOE_NONE ||
+            numoe_machine_distance(machine, home, i) < numoe_machine_distance(machine, home, best))
             best = i;
     }
     return best;
@@ -181,13 +181,13 @@ static inline void random_add_gpus(struct numoe_machine *machine, uint64_t *stat
     for (uint32_t i = 0; i < count; i++) {
         struct numoe_device *device = &machine->devices[machine->device_count++];
 
-        *device = (struct numoe_device){.gpu = true,
-                                        .locality_known = true,
-                                        .package = 0,
-                                        .node_count = 1,
-                                        .link_gbs = 8 + random_below(state, 60),
-                                        .memory_bytes =
-                                            (uint64_t)(1 + random_below(state, 140)) << 30};
+        *device =
+            (struct numoe_device){.gpu = true,
+                                  .locality_known = true,
+                                  .package = 0,
+                                  .node_count = 1,
+                                  .link_gbs = 8 + random_below(state, 60),
+                                  .memory_bytes = (uint64_t)(1 + random_below(state, 140)) << 30};
         snprintf(device->name, sizeof device->name, "cuda%u", i);
         device->nodes = calloc(1, sizeof *device->nodes);
         device->nodes[0] = random_below(state, machine->node_count);
@@ -222,15 +222,17 @@ static inline struct numoe_machine *random_machine(uint64_t seed)
     r.node_step = random_chance(&state, 25) ? 5 : 1;
     r.pu_step = random_chance(&state, 25) ? 4 : 1;
     r.hybrid = random_chance(&state, 15);
-    for (uint32_t p = 0; p < packages && machine->node_count < target; p++, machine->package_count++)
+    for (uint32_t p = 0; p < packages && machine->node_count < target;
+         p++, machine->package_count++)
         for (uint32_t d = 0; d < domains && machine->node_count < target; d++) {
             uint32_t domain = machine->domain_count++;
 
             for (uint32_t n = 0; n < nodes && machine->node_count < target; n++)
                 random_add_node(&r, NUMOE_NODE_DRAM, p, domain);
             if (machine->node_count < target && random_chance(&state, 10))
-                random_add_node(&r, (enum numoe_node_kind)(NUMOE_NODE_HBM + random_below(&state, 3)),
-                                p, machine->domain_count++);
+                random_add_node(&r,
+                                (enum numoe_node_kind)(NUMOE_NODE_HBM + random_below(&state, 3)), p,
+                                machine->domain_count++);
         }
     /* whatever came out, somewhere there is a core with memory */
     machine->nodes[0].allowed = true;

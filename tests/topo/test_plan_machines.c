@@ -8,9 +8,9 @@
 #include "families.h"
 #include "model.h"
 #include "predict.h"
-#include "topo_text.h"
 #include "topo/random_machine.h"
 #include "topo/topo_fixture.h"
+#include "topo_text.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -133,8 +133,7 @@ static void check_workers(const struct numoe_machine *machine,
         cr_assert(usable[pu], "%s: worker %u on CPU %u", plan->source, w,
                   machine->pus[pu].os_index);
         times[pu]++;
-        cr_assert(request->workers || request->cpus || request->smt ||
-                      !core[machine->pus[pu].core],
+        cr_assert(request->workers || request->cpus || request->smt || !core[machine->pus[pu].core],
                   "%s: two workers on core %u", plan->source, machine->pus[pu].core);
         core[machine->pus[pu].core] = true;
     }
@@ -160,8 +159,7 @@ static void check_nodes(const struct numoe_machine *machine,
         cr_assert(node->planned_bytes <= capacity);
         cr_assert(!request->keep_free_bytes || !node->planned_bytes ||
                   node->planned_bytes <= capacity - request->keep_free_bytes);
-        cr_assert(!request->nodes ||
-                  listed(request->nodes, request->node_count, node->os_index));
+        cr_assert(!request->nodes || listed(request->nodes, request->node_count, node->os_index));
         total += node->planned_bytes;
     }
     cr_assert_eq(total, bytes_of(&plan->shape));
