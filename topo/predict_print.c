@@ -1,5 +1,5 @@
 /* Predictions as text and as JSON. SPDX-License-Identifier: Apache-2.0 */
-#include "predict.h"
+#include "predict_box.h"
 #include "topo_print.h"
 
 #include <errno.h>
@@ -80,6 +80,7 @@ void numoe_prediction_print(const struct numoe_prediction *prediction, FILE *out
             fprintf(out, "%8u %7.1f %11s %10s %10s  %s\n", cell->tokens, cell->experts_hit, "-",
                     "-", "-", cell->why);
     }
+    predict_memory_print(prediction, out);
     fputs("\nfrom:\n", out);
     for (uint32_t i = 0; i < prediction->figure_count; i++) {
         const struct numoe_prediction_figure *f = &prediction->figures[i];
@@ -118,6 +119,7 @@ static json_t *json_cell(const struct numoe_prediction_cell *cell)
     topo_json_set(&object, "parts_ms", parts);
     topo_json_set(&object, "weight_bytes", topo_json_number(cell->weight_bytes));
     topo_json_set(&object, "reduction_bytes", topo_json_number(cell->reduction_bytes));
+    topo_json_set(&object, "passes", topo_json_number(cell->passes));
     topo_json_set(&object, "gpus", json_integer(cell->gpus));
     topo_json_set(&object, "gpu_part", json_real(cell->gpu_part));
     topo_json_set(&object, "cached_part", json_real(cell->cached_part));
@@ -182,6 +184,8 @@ int numoe_prediction_print_json(const struct numoe_plan *plan,
                   *prediction->without_kernel ? topo_json_string(prediction->without_kernel)
                                               : json_null());
     topo_json_set(&object, "cells", cells);
+    topo_json_set(&object, "nodes", predict_memory_json(prediction));
+    topo_json_set(&object, "nodes_tokens", json_integer(prediction->memory_tokens));
     topo_json_set(&object, "figures", figures);
     topo_json_set(&object, "gpus", gpus);
     topo_json_set(&object, "what_ifs", what_ifs);

@@ -188,6 +188,23 @@ static void check_prediction(const struct numoe_prediction *prediction)
     }
 }
 
+static void check_memory(const struct numoe_plan *plan, const struct numoe_prediction *prediction)
+{
+    double slices = 0;
+
+    cr_assert_eq(prediction->node_count, plan->node_count);
+    for (uint32_t n = 0; n < plan->node_count; n++) {
+        const struct numoe_prediction_node *node = &prediction->nodes[n];
+
+        cr_assert_eq(node->expert_bytes, plan->nodes[n].planned_bytes);
+        cr_assert_eq((int64_t)node->capacity_bytes - node->left_bytes,
+                     (int64_t)(node->before_bytes + node->expert_bytes + node->activation_bytes +
+                               node->pinned_bytes));
+        slices += node->slices;
+    }
+    cr_assert_float_eq(slices, (double)plan->shape.slices, 1e-6);
+}
+
 static void check_json(const struct numoe_plan *plan, const struct numoe_prediction *prediction)
 {
     char *text = text_of(cr_assert_eq(numoe_prediction_print_json(plan, prediction, out), 0));
@@ -297,6 +314,7 @@ static void judge(const struct numoe_machine *machine, const struct numoe_plan_r
     rc = numoe_predict(machine, plan, NULL, &prediction, &error);
     cr_assert_eq(rc, 0, "%s: %s", machine->source, error.message);
     check_prediction(prediction);
+    check_memory(plan, prediction);
     check_json(plan, prediction);
     check_words(plan, prediction);
     numoe_prediction_free(prediction);
