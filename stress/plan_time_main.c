@@ -1,5 +1,6 @@
 /*
- * numoe-plan-time: how long planning takes, apart from hwloc's reading of the machine.
+ * numoe-plan-time: how long planning takes, apart from hwloc's reading of the machine: time of one
+ * processor, so that others at work do not count.
  *
  *     numoe-plan-time [TOPOLOGY]...
  *
@@ -9,7 +10,6 @@
  *
  * SPDX-License-Identifier: Apache-2.0
  */
-#include "base/clock.h"
 #include "bench.h"
 #include "cli_options.h"
 #include "cli_output.h"
@@ -20,6 +20,7 @@
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <time.h>
 
 enum { ROUNDS = 11 };
 
@@ -42,9 +43,12 @@ struct times {
     double plan[ROUNDS], predict[ROUNDS], print[ROUNDS];
 };
 
-static double since_ms(uint64_t start)
+static double now_ms(void)
 {
-    return (double)(numoe_now_ns() - start) / 1e6;
+    struct timespec now;
+
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    return (double)now.tv_sec * 1e3 + (double)now.tv_nsec / 1e6;
 }
 
 static void grow(struct numoe_machine *machine, const struct numoe_expert_shape *shape)
@@ -62,7 +66,7 @@ static int once(const struct numoe_machine *machine, const struct numoe_plan_req
 {
     struct numoe_prediction *prediction = NULL;
     struct numoe_plan *plan = NULL;
-    uint64_t start = numoe_now_ns();
+    double start = now_ms();
     char *text = NULL;
     size_t size = 0;
     FILE *out;
@@ -70,11 +74,11 @@ static int once(const struct numoe_machine *machine, const struct numoe_plan_req
 
     if (rc)
         return rc;
-    times->plan[round] = since_ms(start);
-    start = numoe_now_ns();
+    times->plan[round] = now_ms() - start;
+    start = now_ms();
     rc = numoe_predict(machine, plan, NULL, &prediction, error);
-    times->predict[round] = since_ms(start);
-    start = numoe_now_ns();
+    times->predict[round] = now_ms() - start;
+    start = now_ms();
     out = rc ? NULL : open_memstream(&text, &size);
     if (out) {
         rc = numoe_prediction_print_json(plan, prediction, out);
@@ -82,7 +86,7 @@ static int once(const struct numoe_machine *machine, const struct numoe_plan_req
     } else if (!rc) {
         rc = numoe_error_set(error, -ENOMEM, "json", "out of memory");
     }
-    times->print[round] = since_ms(start);
+    times->print[round] = now_ms() - start;
     free(text);
     numoe_prediction_free(prediction);
     numoe_plan_free(plan);
@@ -122,13 +126,13 @@ static int time_machine(const char *source)
 {
     struct numoe_error error = NUMOE_ERROR_INIT;
     struct numoe_machine *machine;
-    uint64_t start = numoe_now_ns();
+    double start = now_ms();
     int code = CLI_OK;
 
     if (numoe_machine_load(source, &machine, &error))
         return cli_report("plan-time", CLI_STAGE_INPUT, &error);
     printf("%s: %u nodes, %u CPUs; loaded in %.1f ms\n", source, machine->node_count,
-           machine->pu_count, since_ms(start));
+           machine->pu_count, now_ms() - start);
     printf("  %-14s %8s %8s %8s %8s %8s %8s  ms\n", "", "plan", "median", "predict", "median",
            "JSON", "median");
     for (size_t i = 0; i < MODELS && !code; i++)

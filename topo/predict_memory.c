@@ -54,8 +54,8 @@ static void fill(const struct numoe_machine *machine, const struct numoe_plan *p
         .capacity_bytes = place->capacity_bytes,
         .before_bytes = place->capacity_bytes > have ? place->capacity_bytes - have : 0,
         .expert_bytes = place->planned_bytes,
-        .slices = (double)place->slice_count /
-                  ((double)plan->shape.layers * (double)plan->shape.experts),
+        .slices =
+            (double)place->slice_count / ((double)plan->shape.layers * (double)plan->shape.experts),
     };
 }
 
@@ -77,18 +77,17 @@ static int note_short(const struct numoe_plan *plan, struct numoe_prediction *pr
         if (node->left_bytes >= 0)
             continue;
         numbers[count++] = node->os_index;
-        most_short = (uint64_t)-node->left_bytes > most_short ? (uint64_t)-node->left_bytes
-                                                              : most_short;
+        most_short =
+            (uint64_t)-node->left_bytes > most_short ? (uint64_t)-node->left_bytes : most_short;
         most_needed = needed > most_needed ? needed : most_needed;
     }
     if (count)
-        rc = topo_note(&prediction->notes, &prediction->note_count,
-                       "node%s %s: a pass of %u tokens takes more than the experts leave, by %s at "
-                       "most; smaller passes, or %s kept free, would help",
-                       count > 1 ? "s" : "",
-                       topo_sorted_ranges(ranges, sizeof ranges, numbers, count),
-                       prediction->memory_tokens, topo_bytes(lack, most_short),
-                       topo_bytes(keep, most_needed));
+        rc = topo_note(
+            &prediction->notes, &prediction->note_count,
+            "node%s %s: a pass of %u tokens takes more than the experts leave, by %s at "
+            "most; smaller passes, or %s kept free, would help",
+            count > 1 ? "s" : "", topo_sorted_ranges(ranges, sizeof ranges, numbers, count),
+            prediction->memory_tokens, topo_bytes(lack, most_short), topo_bytes(keep, most_needed));
     free(numbers);
     return rc;
 }
@@ -122,9 +121,8 @@ int predict_memory(const struct numoe_machine *machine, const struct numoe_plan 
             if (prediction->gpus[g].node == node->os_index)
                 node->pinned_bytes += staging(&plan->shape, cell->tokens);
         node->left_bytes =
-            (int64_t)node->capacity_bytes -
-            (int64_t)(node->before_bytes + node->expert_bytes + node->activation_bytes +
-                      node->pinned_bytes);
+            (int64_t)node->capacity_bytes - (int64_t)(node->before_bytes + node->expert_bytes +
+                                                      node->activation_bytes + node->pinned_bytes);
     }
     return note_short(plan, prediction);
 }

@@ -1,6 +1,6 @@
 /*
- * What a plan predicts for activations is what a call takes, with the half that the executor adds so
- * that it need not grow at every call.
+ * What a plan predicts for activations is what a call takes, with the half that the executor adds
+ * so that it need not grow at every call.
  *
  * SPDX-License-Identifier: Apache-2.0
  */
@@ -52,7 +52,8 @@ static void load(struct numoe_model *model)
 static uint64_t measured(struct numoe *context, struct numoe_model *model, uint64_t tokens)
 {
     const uint64_t k = desc.experts_per_token;
-    float *x = calloc(tokens * desc.hidden, sizeof *x), *y = calloc(tokens * desc.hidden, sizeof *y);
+    float *x = calloc(tokens * desc.hidden, sizeof *x),
+          *y = calloc(tokens * desc.hidden, sizeof *y);
     int32_t *ids = calloc(tokens * k, sizeof *ids);
     float *weights = calloc(tokens * k, sizeof *weights);
     struct numoe_batch batch = NUMOE_BATCH_INIT;

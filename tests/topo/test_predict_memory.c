@@ -53,17 +53,16 @@ Test(predict_memory, activations_are_rows_records_and_scratch)
 {
     struct numoe_machine *machine = machine_of(FOUR);
     struct numoe_plan *plan = plan_v4(machine);
-    struct numoe_prediction *prediction =
-        predict(machine, plan, NULL, 0, (uint32_t[]){many, 1}, 2);
+    struct numoe_prediction *prediction = predict(machine, plan, NULL, 0, (uint32_t[]){many, 1}, 2);
     const struct numoe_prediction_cell *cell = &prediction->cells[0];
 
     cr_assert_eq(cell->tokens, many);
     cr_assert_eq(prediction->memory_tokens, many);
     cr_assert_not(prediction->before_known);
     for (uint32_t n = 0; n < 4; n++) {
-        double each = ((double)cell->reduction_bytes / 2 + (double)many * 5000) /
-                          (double)cell->passes / 4 +
-                      8 * 3e6;
+        double each =
+            ((double)cell->reduction_bytes / 2 + (double)many * 5000) / (double)cell->passes / 4 +
+            8 * 3e6;
 
         cr_expect_float_eq((double)prediction->nodes[n].activation_bytes, each, 2);
         cr_expect_float_eq(prediction->nodes[n].slices, 16, 1e-9);
