@@ -91,6 +91,8 @@ static const struct option_text option_texts[] = {
     [CLI_REPEAT] = {"repeat", "N", "repetitions of each measurement (default: by time)"},
     [CLI_RESERVE_CPUS] = {"reserve-cpus", "LIST",
                           "no workers on the cores of these CPUs: they are the engine's own"},
+    [CLI_RESERVE_NODES] = {"reserve-nodes", "LIST",
+                           "no experts on these memory nodes, no workers on their CPUs"},
     [CLI_RESIDENT] = {"resident", NULL, "with --gpu: weights stay in device memory (default)"},
     [CLI_SAVE] = {"save", "FILE",
                   "also write all that is known of the machine to a file, for\n"
@@ -428,6 +430,8 @@ static int set_option(enum cli_option option, const char *text, struct cli_value
         return rc;
     case CLI_RESERVE_CPUS:
         return cli_parse_list(text, &values->reserved, error);
+    case CLI_RESERVE_NODES:
+        return cli_parse_list(text, &values->reserved_nodes, error);
     case CLI_RESIDENT:
         values->resident = true;
         return 0;
@@ -568,6 +572,7 @@ void cli_values_free(struct cli_values *values)
     free(values->nodes.values);
     free(values->tokens.values);
     free(values->reserved.values);
+    free(values->reserved_nodes.values);
     free(values->gpus);
     free(values->rates);
     free(values->isa_text);

@@ -56,6 +56,7 @@ enum cli_option {
     CLI_PNG,
     CLI_REPEAT,
     CLI_RESERVE_CPUS,
+    CLI_RESERVE_NODES,
     CLI_RESIDENT,
     CLI_SAVE,
     CLI_SEED,
@@ -103,7 +104,7 @@ struct cli_values {
     enum numoe_form form;
     uint32_t groups;
     enum numoe_objective objective;
-    struct cli_list reserved;
+    struct cli_list reserved, reserved_nodes;
     uint32_t domains;
     struct numoe_predict_gpu *gpus;
     uint32_t gpu_count;

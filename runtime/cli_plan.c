@@ -1,6 +1,7 @@
 /* numoe plan. SPDX-License-Identifier: Apache-2.0 */
 #include "cli_draw.h"
 #include "cli_model.h"
+#include "cli_nodes.h"
 #include "cli_options.h"
 #include "cli_output.h"
 #include "cli_predict.h"
@@ -37,6 +38,7 @@ static int run(const struct cli_values *values)
     struct numoe_plan *plan = NULL;
     struct numoe_model_desc desc;
     double *node_gbs = NULL;
+    uint32_t *nodes = NULL;
     int code, rc = 0;
 
     if (values->model && !strcmp(values->model, "list") && !values->directory)
@@ -71,6 +73,8 @@ static int run(const struct cli_values *values)
         goto free_machine;
     }
     code = cli_predict_options(values, &desc, machine, &predict, &node_gbs);
+    if (!code)
+        code = cli_reserve_nodes("plan", values, machine, &request, &nodes);
     if (code)
         goto free_machine;
     if (numoe_plan_create(machine, &request, &plan, &error)) {
@@ -105,6 +109,7 @@ free_plan:
     numoe_plan_free(plan);
 free_machine:
     free(node_gbs);
+    free(nodes);
     numoe_machine_free(machine);
     return code;
 }
@@ -121,6 +126,7 @@ static const enum cli_option options[] = {CLI_MODEL,
                                           CLI_NODES,
                                           CLI_CPUS,
                                           CLI_RESERVE_CPUS,
+                                          CLI_RESERVE_NODES,
                                           CLI_SMT,
                                           CLI_KEEP_FREE,
                                           CLI_FORM,

@@ -7,6 +7,8 @@
 #include <jansson.h>
 #include <spawn.h>
 #include <stdarg.h>
+#include <stdbool.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,7 +19,7 @@ extern char **environ;
 
 #define DUAL_7H12 "pack:2 l3:16 [numa(memory=16GB)] core:4 pu:2"
 
-enum { MOST_ARGUMENTS = 24 };
+enum { MOST_ARGUMENTS = 32 };
 
 /* What a run of the command left. */
 struct answer {
@@ -48,22 +50,19 @@ static inline int scratch_file(void)
     return fd;
 }
 
-/* Run numoe with the arguments up to NULL. */
-static inline struct answer numoe(const char *first, ...)
+/* Run numoe VERB with the words up to NULL. */
+static inline struct answer numoe_words(const char *verb, const char *const *words)
 {
-    char *argv[MOST_ARGUMENTS + 2] = {NUMOE_BINARY_DIR "/numoe"};
-    int out = scratch_file(), err = scratch_file(), status, count = 1;
+    char *argv[MOST_ARGUMENTS + 3] = {NUMOE_BINARY_DIR "/numoe", (char *)verb};
+    int out = scratch_file(), err = scratch_file(), status, count = verb ? 2 : 1;
     posix_spawn_file_actions_t actions;
     struct answer answer;
-    va_list args;
     pid_t child;
 
-    va_start(args, first);
-    for (const char *word = first; word; word = va_arg(args, const char *)) {
+    for (; *words; words++) {
         cr_assert_leq(count, MOST_ARGUMENTS);
-        argv[count++] = (char *)word;
+        argv[count++] = (char *)*words;
     }
-    va_end(args);
     posix_spawn_file_actions_init(&actions);
     posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
     posix_spawn_file_actions_adddup2(&actions, out, 1);
@@ -75,6 +74,23 @@ static inline struct answer numoe(const char *first, ...)
     answer.out = read_back(out);
     answer.err = read_back(err);
     return answer;
+}
+
+/* Run numoe with the arguments up to NULL. */
+static inline struct answer numoe(const char *first, ...)
+{
+    const char *words[MOST_ARGUMENTS + 2] = {NULL};
+    va_list args;
+    int count = 0;
+
+    va_start(args, first);
+    for (const char *word = first ? va_arg(args, const char *) : NULL; word;
+         word = va_arg(args, const char *)) {
+        cr_assert_lt(count, MOST_ARGUMENTS);
+        words[count++] = word;
+    }
+    va_end(args);
+    return numoe_words(first, words);
 }
 
 static inline void forget(struct answer *answer)

@@ -85,6 +85,7 @@ Test(cli_usage, bad_values_are_refused_with_the_option_named, .timeout = 120)
         {"plan", "--tokens", "1,x"},
         {"plan", "--domains", "0"},
         {"plan", "--reserve-cpus", "1-"},
+        {"plan", "--reserve-nodes", "a"},
         {"plan", "--gpu", "a10"},
         {"plan", "--gpu", "@4,25GB/s,24GB"},
         {"plan", "--gpu", "a10@4"},
