@@ -63,9 +63,44 @@ int numoe_activation_check(const struct numoe_activation *activation, struct num
 double numoe_activation_reference(const struct numoe_activation *activation, double gate,
                                   double up);
 
+/* ---- formats ------------------------------------------------------------------------------ */
+
+/** A number format of weights. Sizes are those of a tile of 32 rows x 32 k. */
+struct numoe_format_info {
+    enum numoe_format format;
+    const char *name;     /**< for options: "fp8" */
+    const char *title;    /**< for messages: "FP8 block 128" */
+    uint32_t code_bytes;  /**< codes of a tile */
+    uint32_t scale_bytes; /**< scales that stand behind them */
+    bool block_scales;    /**< one fp32 a tile besides */
+    bool row_scales;      /**< one fp32 a row besides */
+    bool tensor_scales;   /**< one fp32 a matrix besides */
+    bool has_kernels;     /**< false: known to plans only */
+};
+
+/** i from 0; NULL past the end. */
+const struct numoe_format_info *numoe_format_at(size_t i);
+/** NULL: no such format. */
+const struct numoe_format_info *numoe_format_info(enum numoe_format format);
+const struct numoe_format_info *numoe_format_by_name(const char *name);
+
+/** What experts of a format take in memory. */
+struct numoe_format_sizes {
+    uint64_t hidden_tiles;  /**< ceil(H / 32) */
+    uint64_t pair_bytes;    /**< two tiles with the scales behind their codes */
+    uint64_t gate_up_bytes; /**< of a slice: pair tiles of gate and up */
+    uint64_t down_bytes;    /**< of a slice: pair tiles of down */
+    uint64_t slice_bytes;   /**< all of it, biases and other scales included; multiple of 64 */
+    uint64_t expert_bytes;  /**< besides its slices: b2, and scales that belong to no slice */
+};
+
+/** @return 0; -EINVAL when the format is not known, hidden is 0 or the sizes overflow */
+int numoe_format_sizes(enum numoe_format format, uint64_t hidden, bool bias,
+                       struct numoe_format_sizes *sizes);
+
 /* ---- shapes and packing ------------------------------------------------------------------- */
 
-/** Sizes and offsets of a slice; fill by numoe_slice_shape_init, then read only. */
+/** Sizes and offsets of a slice of MXFP4; fill by numoe_slice_shape_init, then read only. */
 struct numoe_slice_shape {
     uint64_t hidden;       /**< H, elements */
     uint64_t hidden_tiles; /**< ceil(H / 32) */

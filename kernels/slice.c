@@ -7,7 +7,6 @@
  *
  * SPDX-License-Identifier: Apache-2.0
  */
-#include "base/checked.h"
 #include "bf16.h"
 #include "numoe_kernels.h"
 
@@ -25,22 +24,16 @@ static const double e2m1[16] = {0.0,  0.5,  1.0,  1.5,  2.0,  3.0,  4.0,  6.0,
 
 int numoe_slice_shape_init(struct numoe_slice_shape *shape, uint64_t hidden, bool bias)
 {
-    uint64_t tiles, gate_up, down, bytes;
+    struct numoe_format_sizes sizes;
 
-    if (hidden == 0 || !numoe_round_up_u64(hidden, NUMOE_TILE, &tiles))
-        return -EINVAL;
-    tiles /= NUMOE_TILE;
-    if (!numoe_mul_u64(tiles, NUMOE_PAIR_BYTES, &gate_up) ||
-        !numoe_mul_u64((tiles + 1) / 2, NUMOE_PAIR_BYTES, &down) ||
-        !numoe_add_u64(gate_up, down, &bytes) ||
-        !numoe_add_u64(bytes, 2 * NUMOE_TILE * sizeof(float), &bytes) || bytes > INT64_MAX / 4)
+    if (numoe_format_sizes(NUMOE_MXFP4, hidden, bias, &sizes))
         return -EINVAL;
     *shape = (struct numoe_slice_shape){
         .hidden = hidden,
-        .hidden_tiles = tiles,
-        .down_offset = gate_up,
-        .bias_offset = bias ? gate_up + down : 0,
-        .bytes = gate_up + down + (bias ? 2 * NUMOE_TILE * sizeof(float) : 0),
+        .hidden_tiles = sizes.hidden_tiles,
+        .down_offset = sizes.gate_up_bytes,
+        .bias_offset = bias ? sizes.gate_up_bytes + sizes.down_bytes : 0,
+        .bytes = sizes.slice_bytes,
         .bias = bias,
     };
     return 0;

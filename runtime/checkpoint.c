@@ -446,25 +446,42 @@ static int by_place(const void *a, const void *b)
     return (int)x->part - (int)y->part;
 }
 
+/* Why experts of this type could not be computed either; empty where they could. */
+static const char *missing_kernel(enum numoe_dtype dtype)
+{
+    switch (dtype) {
+    case NUMOE_DTYPE_BF16:
+        return ": no kernel for BF16 yet";
+    case NUMOE_DTYPE_F8_E4M3:
+        return ": no kernel for FP8 yet";
+    case NUMOE_DTYPE_I32:
+        return ": no kernel for INT4 yet";
+    default:
+        return "";
+    }
+}
+
 /* The family whose names most tensors bear; matches in order of layer, expert, part. */
 static int find_family(struct opening *o, struct match **out, uint64_t *out_count)
 {
     struct numoe_checkpoint *c = o->ckpt;
     const struct numoe_family *family, *best = NULL;
+    const struct numoe_tensor *example = NULL;
     uint64_t best_count = 0, count, i;
     struct match *matches, m;
     size_t f;
 
     for (f = 0; (family = numoe_family_at(f)); f++) {
-        for (count = i = 0; i < o->entry_count; i++) {
-            const char *name = o->entries[i]->name;
-            if (family->supported ? numoe_family_match(family, name, &m.layer, &m.expert, &m.part)
-                                  : strstr(name, family->marker) != NULL)
+        const struct numoe_tensor *first = NULL;
+        for (count = i = 0; i < o->entry_count; i++)
+            if (numoe_family_marks(family, o->entries[i]->name)) {
+                first = first ? first : o->entries[i];
                 count++;
-        }
+            }
         if (count > best_count) {
             best_count = count;
             best = family;
+            example = first;
         }
     }
     if (!best)
@@ -474,9 +491,10 @@ static int find_family(struct opening *o, struct match **out, uint64_t *out_coun
                                numoe_quote(config_model_type(o->config)).text);
     if (!best->supported)
         return numoe_error_set(o->error, -ENOTSUP, c->directory,
-                               "%s checkpoints are not supported yet by the loader (architecture "
-                               "%s, model_type %s)",
-                               best->title, numoe_quote(config_architecture(o->config)).text,
+                               "%s checkpoints are not supported yet by the loader%s "
+                               "(architecture %s, model_type %s)",
+                               best->title, missing_kernel((enum numoe_dtype)example->dtype),
+                               numoe_quote(config_architecture(o->config)).text,
                                numoe_quote(config_model_type(o->config)).text);
     if (strcmp(config_architecture(o->config), best->architecture) &&
         strcmp(config_model_type(o->config), best->model_type))

@@ -1,6 +1,7 @@
 /* numoe bench. SPDX-License-Identifier: Apache-2.0 */
 #include "bench.h"
 #include "cli_gpu.h"
+#include "cli_model.h"
 #include "cli_options.h"
 #include "cli_output.h"
 

@@ -1,6 +1,7 @@
 /* Pictures in the numoe command. SPDX-License-Identifier: Apache-2.0 */
 #include "cli_draw.h"
 
+#include "cli_model.h"
 #include "cli_options.h"
 #include "cli_output.h"
 #include "draw_plan.h"
@@ -42,8 +43,7 @@ static int write_file(const char *path, const struct draw_page *page, draw_fn *d
 int cli_draw_plan(const struct cli_values *values, const struct numoe_model_desc *desc,
                   const struct numoe_machine *machine, const struct numoe_plan *plan)
 {
-    struct draw_subject subject = {values->model ? values->model : values->directory, NULL, machine,
-                                   plan};
+    struct draw_subject subject = {cli_model_title(values), NULL, machine, plan};
     struct numoe_error error = NUMOE_ERROR_INIT;
     struct draw_layout *layout = NULL;
     struct draw_page *page = NULL;

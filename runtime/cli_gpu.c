@@ -2,6 +2,7 @@
 #include "cli_gpu.h"
 
 #include "bench.h"
+#include "cli_model.h"
 #include "cli_options.h"
 #include "cli_output.h"
 #include "numoe_gpu.h"

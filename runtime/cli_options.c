@@ -3,6 +3,7 @@
 
 #include "base/checked.h"
 #include "cli_output.h"
+#include "numoe_kernels.h"
 
 #include <errno.h>
 #include <getopt.h>
@@ -39,17 +40,24 @@ static const struct option_text option_texts[] = {
                      "(default: as far as the machine says)"},
     [CLI_DURATION] = {"duration", "SECONDS", "how long to go on (default: 60)"},
     [CLI_EXPERTS] = {"experts", "N", "routed experts in a layer (default: the model's)"},
+    [CLI_EXPERTS_PER_TOKEN] = {"experts-per-token", "N",
+                               "routed experts that a token chooses in a layer"},
     [CLI_EXPLAIN] = {"explain", "node:N|worker:N|expert:LAYER.EXPERT",
                      "say why it is where it is, and nothing else"},
     [CLI_FORM] = {"form", "auto|every|groups[:N]|experts",
                   "how experts are divided: slices of each on every node, whole experts on\n"
                   "groups of nodes (N; or memory domains or packages) or on nodes\n"
                   "(default: auto, as costs least)"},
+    [CLI_FORMAT] = {"format", "NAME",
+                    "number format of the weights: mxfp4, mxfp8, nvfp4, int4, fp8, fp8-channel or\n"
+                    "bf16 (default: the model's; mxfp4 for one that is described)"},
     [CLI_GPU] = {"gpu", NULL, "compute on a GPU, if NUMOE_GPU in the environment does not say off"},
     [CLI_GPU_AT] = {"gpu", "NAME@NODE,GB/s,GB",
                     "predict with a GPU: its link hangs on that memory node, and so much of\n"
                     "its memory is for experts, as in a10@4,25GB/s,24GB; once for each\n"
                     "(default: those of the machine whose link and memory are known)"},
+    [CLI_HIDDEN] = {"hidden", "N", "width of an expert's input and output"},
+    [CLI_INTERMEDIATE] = {"intermediate", "N", "width of an expert inside"},
     [CLI_ISA] = {"isa", "NAME",
                  "instructions to use: ref, avx2, avx512 or avx512vnni\n"
                  "(default: NUMOE_ISA of the environment, else the best here)"},
@@ -67,7 +75,7 @@ static const struct option_text option_texts[] = {
                     "where weights of a node may lie: bind (there only), preferred (there, then\n"
                     "elsewhere), local (where a worker touches them first) or interleave (page\n"
                     "by page over all nodes) (default: bind)"},
-    [CLI_MODEL] = {"model", "NAME", "a model by name; numoe --help lists them"},
+    [CLI_MODEL] = {"model", "NAME", "a model by name; numoe plan --model list shows them"},
     [CLI_NODES] = {"nodes", "LIST", "use these memory nodes only, as in 0,2,8-15"},
     [CLI_NODE_BANDWIDTH] = {"node-bandwidth", "[LIST=]GB/s",
                             "read bandwidth of a node while all are read, as in 9.6GB/s or\n"
@@ -83,6 +91,8 @@ static const struct option_text option_texts[] = {
     [CLI_REPEAT] = {"repeat", "N", "repetitions of each measurement (default: by time)"},
     [CLI_RESERVE_CPUS] = {"reserve-cpus", "LIST",
                           "no workers on the cores of these CPUs: they are the engine's own"},
+    [CLI_RESERVE_NODES] = {"reserve-nodes", "LIST",
+                           "no experts on these memory nodes, no workers on their CPUs"},
     [CLI_RESIDENT] = {"resident", NULL, "with --gpu: weights stay in device memory (default)"},
     [CLI_SAVE] = {"save", "FILE",
                   "also write all that is known of the machine to a file, for\n"
@@ -235,6 +245,23 @@ static int parse_count(const char *text, uint64_t most, uint64_t *value, struct 
     return 0;
 }
 
+static int parse_format(const char *text, enum numoe_format *format, struct numoe_error *error)
+{
+    const struct numoe_format_info *known = numoe_format_by_name(text);
+    char names[128] = "";
+    size_t used = 0;
+
+    if (known) {
+        *format = known->format;
+        return 0;
+    }
+    for (size_t i = 0; (known = numoe_format_at(i)) && used < sizeof names; i++)
+        used +=
+            (size_t)snprintf(names + used, sizeof names - used, "%s%s", i ? ", " : "", known->name);
+    return numoe_error_set(error, -EINVAL, NULL, "\"%s\" is no number format; known are %s", text,
+                           names);
+}
+
 static int parse_arithmetics(const char *text, bool several, struct cli_values *values,
                              struct numoe_error *error)
 {
@@ -347,6 +374,8 @@ static int set_option(enum cli_option option, const char *text, struct cli_value
         return parse_count(text, UINT32_MAX, &values->duration_s, error);
     case CLI_EXPERTS:
         return parse_count(text, UINT32_MAX, &values->experts, error);
+    case CLI_EXPERTS_PER_TOKEN:
+        return parse_count(text, UINT32_MAX, &values->experts_per_token, error);
     case CLI_EXPLAIN:
         values->explain = text;
         return 0;
@@ -354,11 +383,17 @@ static int set_option(enum cli_option option, const char *text, struct cli_value
         return parse_form(text, values, error);
     case CLI_OPTIMIZE:
         return parse_objective(text, values, error);
+    case CLI_FORMAT:
+        return parse_format(text, &values->format, error);
     case CLI_GPU_AT:
         return cli_parse_gpu(text, values, error);
     case CLI_GPU:
         values->gpu = true;
         return 0;
+    case CLI_HIDDEN:
+        return parse_count(text, UINT32_MAX, &values->hidden, error);
+    case CLI_INTERMEDIATE:
+        return parse_count(text, UINT32_MAX, &values->intermediate, error);
     case CLI_ISA:
     case CLI_ISAS:
         return parse_isas(text, option == CLI_ISAS, values, error);
@@ -395,6 +430,8 @@ static int set_option(enum cli_option option, const char *text, struct cli_value
         return rc;
     case CLI_RESERVE_CPUS:
         return cli_parse_list(text, &values->reserved, error);
+    case CLI_RESERVE_NODES:
+        return cli_parse_list(text, &values->reserved_nodes, error);
     case CLI_RESIDENT:
         values->resident = true;
         return 0;
@@ -535,6 +572,7 @@ void cli_values_free(struct cli_values *values)
     free(values->nodes.values);
     free(values->tokens.values);
     free(values->reserved.values);
+    free(values->reserved_nodes.values);
     free(values->gpus);
     free(values->rates);
     free(values->isa_text);

@@ -32,10 +32,14 @@ enum cli_option {
     CLI_DOMAINS,
     CLI_DURATION,
     CLI_EXPERTS,
+    CLI_EXPERTS_PER_TOKEN,
     CLI_EXPLAIN,
     CLI_FORM,
+    CLI_FORMAT,
     CLI_GPU,
     CLI_GPU_AT,
+    CLI_HIDDEN,
+    CLI_INTERMEDIATE,
     CLI_ISA,
     CLI_ISAS,
     CLI_JSON,
@@ -52,6 +56,7 @@ enum cli_option {
     CLI_PNG,
     CLI_REPEAT,
     CLI_RESERVE_CPUS,
+    CLI_RESERVE_NODES,
     CLI_RESIDENT,
     CLI_SAVE,
     CLI_SEED,
@@ -84,6 +89,8 @@ struct cli_values {
     const char *directory, *model, *save, *topology, *svg, *png, *plan;
     struct cli_list cpus, nodes, tokens;
     uint64_t duration_s, experts, layers, keep_free_bytes, seed, steps;
+    uint64_t experts_per_token, hidden, intermediate;
+    enum numoe_format format;
     uint32_t repeat, threads, workers;
     bool json, measure, smt, gpu, resident, stream, spill;
     enum numoe_memory_policy memory_policy;
@@ -97,7 +104,7 @@ struct cli_values {
     enum numoe_form form;
     uint32_t groups;
     enum numoe_objective objective;
-    struct cli_list reserved;
+    struct cli_list reserved, reserved_nodes;
     uint32_t domains;
     struct numoe_predict_gpu *gpus;
     uint32_t gpu_count;

@@ -2,7 +2,6 @@
 #include "cli_output.h"
 
 #include "cli_options.h"
-#include "families.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -160,25 +159,6 @@ int cli_open(const char *verb, const struct cli_values *values, const char *isa,
                               ? CLI_STAGE_INPUT
                               : CLI_STAGE_OPTIONS,
                           &error);
-    return CLI_OK;
-}
-
-int cli_model_by_name(const char *verb, const struct cli_values *values, const char *name,
-                      struct numoe_model_desc *desc)
-{
-    struct numoe_error error = NUMOE_ERROR_INIT;
-
-    *desc = (struct numoe_model_desc)NUMOE_MODEL_DESC_INIT;
-    if (numoe_model_by_name(name, desc, &error)) {
-        cli_report(verb, CLI_STAGE_OPTIONS, &error);
-        return CLI_USAGE;
-    }
-    if (values->layers)
-        desc->layers = values->layers;
-    if (values->experts)
-        desc->experts = values->experts;
-    if (desc->experts_per_token > desc->experts)
-        desc->experts_per_token = desc->experts;
     return CLI_OK;
 }
 

@@ -41,10 +41,6 @@ int cli_progress_load(void *user, const struct numoe_load_progress *progress);
 int cli_open(const char *verb, const struct cli_values *values, const char *isa,
              struct numoe **context);
 
-/* The description of --model, with --layers and --experts. Prints errors; returns exit code. */
-int cli_model_by_name(const char *verb, const struct cli_values *values, const char *name,
-                      struct numoe_model_desc *desc);
-
 /* Print an object and free it. Returns an exit code. */
 struct json_t;
 int cli_print_json(struct json_t *object);

@@ -1,6 +1,7 @@
 /* numoe plan. SPDX-License-Identifier: Apache-2.0 */
-#include "checkpoint.h"
 #include "cli_draw.h"
+#include "cli_model.h"
+#include "cli_nodes.h"
 #include "cli_options.h"
 #include "cli_output.h"
 #include "cli_predict.h"
@@ -11,31 +12,20 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
-/* What the model is, from its name or its files. */
-static int describe(const struct cli_values *values, struct numoe_model_desc *desc)
+static void print_model(const struct cli_values *values, const struct numoe_model_desc *desc,
+                        const struct numoe_expert_shape *shape)
 {
-    struct numoe_error error = NUMOE_ERROR_INIT;
-    struct numoe_checkpoint *checkpoint = NULL;
-    struct numoe_log log = cli_log();
+    double expert = (double)(shape->slices * shape->slice_bytes + shape->expert_bytes);
 
-    if (!values->model == !values->directory) {
-        cli_error("plan", "either --model or a directory is needed; see numoe plan --help");
-        return CLI_USAGE;
-    }
-    if (values->model)
-        return cli_model_by_name("plan", values, values->model, desc);
-    if (values->experts) {
-        cli_error("plan", "--experts goes with --model: a checkpoint has the experts it has");
-        return CLI_USAGE;
-    }
-    if (numoe_checkpoint_open(values->directory, &log, &checkpoint, &error))
-        return cli_report(values->directory, CLI_STAGE_INPUT, &error);
-    *desc = *numoe_checkpoint_desc(checkpoint);
-    numoe_checkpoint_close(checkpoint);
-    if (values->layers)
-        desc->layers = values->layers;
-    return CLI_OK;
+    printf("%s: %" PRIu64 " MoE layers of %" PRIu64 " experts, %" PRIu64 " a token; hidden "
+           "%" PRIu64 ", intermediate %" PRIu64 ", %s; %.2f MB an expert, %.2f GB in all, %.2f GB "
+           "read for a token\n\n",
+           cli_model_title(values), desc->layers, desc->experts, desc->experts_per_token,
+           desc->hidden, desc->intermediate, numoe_format_info(desc->format)->title, expert / 1e6,
+           expert * (double)desc->layers * (double)desc->experts / 1e9,
+           expert * (double)desc->layers * (double)desc->experts_per_token / 1e9);
 }
 
 static int run(const struct cli_values *values)
@@ -46,20 +36,22 @@ static int run(const struct cli_values *values)
     struct numoe_predict_options predict;
     struct numoe_prediction *prediction = NULL;
     struct numoe_plan *plan = NULL;
-    struct numoe_slice_shape shape;
     struct numoe_model_desc desc;
     double *node_gbs = NULL;
+    uint32_t *nodes = NULL;
     int code, rc = 0;
 
+    if (values->model && !strcmp(values->model, "list") && !values->directory)
+        return cli_model_list(values);
     if (values->explain && values->json) {
         cli_error("plan", "--explain is text: it goes without --json");
         return CLI_USAGE;
     }
-    code = describe(values, &desc);
+    code = cli_model_describe("plan", values, &desc);
     if (code)
         return code;
-    if (numoe_model_shapes(&desc, &shape, &request.shape, &error))
-        return cli_report("plan", values->model ? CLI_STAGE_OPTIONS : CLI_STAGE_INPUT, &error);
+    if (numoe_model_expert_shape(&desc, &request.shape, &error))
+        return cli_report("plan", values->directory ? CLI_STAGE_INPUT : CLI_STAGE_OPTIONS, &error);
     request.workers = values->workers;
     request.nodes = values->nodes.values;
     request.node_count = values->nodes.count;
@@ -80,7 +72,9 @@ static int run(const struct cli_values *values)
         code = cli_report("plan", CLI_STAGE_OPTIONS, &error);
         goto free_machine;
     }
-    code = cli_predict_options(values, machine, &predict, &node_gbs);
+    code = cli_predict_options(values, &desc, machine, &predict, &node_gbs);
+    if (!code)
+        code = cli_reserve_nodes("plan", values, machine, &request, &nodes);
     if (code)
         goto free_machine;
     if (numoe_plan_create(machine, &request, &plan, &error)) {
@@ -105,13 +99,7 @@ static int run(const struct cli_values *values)
     if (values->json) {
         rc = numoe_prediction_print_json(plan, prediction, stdout);
     } else {
-        uint64_t expert = request.shape.slices * shape.bytes + request.shape.expert_bytes;
-
-        printf("%s: %" PRIu64 " MoE layers of %" PRIu64 " experts, %" PRIu64 " a token; hidden "
-               "%" PRIu64 ", intermediate %" PRIu64 "; %.2f MB an expert, %.2f GB in all\n\n",
-               values->model ? values->model : values->directory, desc.layers, desc.experts,
-               desc.experts_per_token, desc.hidden, desc.intermediate, (double)expert / 1e6,
-               (double)expert * (double)desc.layers * (double)desc.experts / 1e9);
+        print_model(values, &desc, &request.shape);
         numoe_plan_print(plan, stdout);
         numoe_prediction_print(prediction, stdout);
     }
@@ -121,24 +109,48 @@ free_plan:
     numoe_plan_free(plan);
 free_machine:
     free(node_gbs);
+    free(nodes);
     numoe_machine_free(machine);
     return code;
 }
 
-static const enum cli_option options[] = {
-    CLI_MODEL,       CLI_LAYERS,   CLI_EXPERTS,      CLI_TOPOLOGY, CLI_WORKERS,
-    CLI_NODES,       CLI_CPUS,     CLI_RESERVE_CPUS, CLI_SMT,      CLI_KEEP_FREE,
-    CLI_FORM,        CLI_OPTIMIZE, CLI_DOMAINS,      CLI_GPU_AT,   CLI_NODE_BANDWIDTH,
-    CLI_PASS_TOKENS, CLI_ISA,      CLI_EXPLAIN,      CLI_JSON,     CLI_SVG,
-    CLI_PNG,         CLI_END};
+static const enum cli_option options[] = {CLI_MODEL,
+                                          CLI_LAYERS,
+                                          CLI_EXPERTS,
+                                          CLI_FORMAT,
+                                          CLI_HIDDEN,
+                                          CLI_INTERMEDIATE,
+                                          CLI_EXPERTS_PER_TOKEN,
+                                          CLI_TOPOLOGY,
+                                          CLI_WORKERS,
+                                          CLI_NODES,
+                                          CLI_CPUS,
+                                          CLI_RESERVE_CPUS,
+                                          CLI_RESERVE_NODES,
+                                          CLI_SMT,
+                                          CLI_KEEP_FREE,
+                                          CLI_FORM,
+                                          CLI_OPTIMIZE,
+                                          CLI_DOMAINS,
+                                          CLI_GPU_AT,
+                                          CLI_NODE_BANDWIDTH,
+                                          CLI_PASS_TOKENS,
+                                          CLI_ISA,
+                                          CLI_EXPLAIN,
+                                          CLI_JSON,
+                                          CLI_SVG,
+                                          CLI_PNG,
+                                          CLI_END};
 
 const struct cli_verb cli_plan = {
     .name = "plan",
-    .arguments = "--model NAME | DIR",
+    .arguments = "--model NAME | --hidden N ... | DIR",
     .summary = "say what would go where, and whether it fits, without loading anything",
     .description =
-        "Plan a model, named or found in the checkpoint directory DIR, on this machine or\n"
-        "another: what each memory node would hold, which CPUs would work, and why; and how\n"
+        "Plan a model on this machine or another; it is named (--model list shows which there\n"
+        "are), found in the checkpoint directory DIR, or described by --hidden, --intermediate,\n"
+        "--experts, --experts-per-token and --layers. What each memory node would hold, which CPUs "
+        "would work, and why; and how\n"
         "fast the experts can be on CPUs, on GPUs by streaming and on both, with the bound that\n"
         "sets it. Nothing is allocated and no weight is read.\n",
     .directory = CLI_DIRECTORY_OPTIONAL,

@@ -132,9 +132,26 @@ static int fill_rates(const struct cli_values *values, const struct numoe_machin
     return CLI_OK;
 }
 
-int cli_predict_options(const struct cli_values *values, const struct numoe_machine *machine,
-                        struct numoe_predict_options *options, double **node_gbs)
+/* Records and scratch of the instructions asked for; of the best here when this CPU lacks them. */
+static void count_workspace(const struct numoe_model_desc *desc, const char *isa,
+                            struct numoe_predict_options *options)
 {
+    const struct numoe_kernels *kernels = numoe_kernels_select(NUMOE_FAST, isa, NULL);
+    struct numoe_slice_shape shape;
+
+    if (!kernels)
+        kernels = numoe_kernels_at(NUMOE_FAST, 0);
+    if (numoe_slice_shape_init(&shape, desc->hidden, desc->bias))
+        return;
+    options->record_bytes = kernels->record_bytes(&shape);
+    options->scratch_bytes = kernels->scratch_bytes(&shape);
+}
+
+int cli_predict_options(const struct cli_values *values, const struct numoe_model_desc *desc,
+                        const struct numoe_machine *machine, struct numoe_predict_options *options,
+                        double **node_gbs)
+{
+    const struct numoe_format_info *format = numoe_format_info(desc->format);
     const struct numoe_kernels *kernels = NULL;
 
     *options = (struct numoe_predict_options)NUMOE_PREDICT_OPTIONS_INIT;
@@ -142,6 +159,8 @@ int cli_predict_options(const struct cli_values *values, const struct numoe_mach
     options->gpu_count = values->gpu_count;
     options->tokens = values->tokens.values;
     options->token_count = values->tokens.count;
+    count_workspace(desc, values->isa_count ? values->isas[0] : NULL, options);
+    options->without_kernel = format && !format->has_kernels ? format->title : NULL;
     if (values->isa_count)
         options->isa = values->isas[0];
     else if (machine->live)

@@ -1,4 +1,5 @@
 /* numoe synth. SPDX-License-Identifier: Apache-2.0 */
+#include "cli_model.h"
 #include "cli_options.h"
 #include "cli_output.h"
 #include "synth.h"

@@ -63,6 +63,24 @@ static const struct numoe_family families[] = {
         .architecture = "GptOssForCausalLM",
         .model_type = "gpt_oss",
     },
+    {
+        .name = "gate-proj",
+        .title = "DeepSeek-V3, GLM or Qwen3",
+        .marker = ".mlp.experts.",
+        .marker_end = ".gate_proj.weight",
+    },
+    {
+        .name = "kimi-k2",
+        .title = "Kimi-K2",
+        .marker = ".mlp.experts.",
+        .marker_end = ".gate_proj.weight_packed",
+    },
+    {
+        .name = "w1",
+        .title = "MiniMax or Mixtral",
+        .marker = ".block_sparse_moe.experts.",
+        .marker_end = ".w1.weight",
+    },
 };
 
 enum { FAMILY_COUNT = sizeof families / sizeof families[0] };
@@ -76,7 +94,7 @@ const struct numoe_family *numoe_family_by_name(const char *name)
 {
     size_t i;
 
-    for (i = 0; i < FAMILY_COUNT; i++)
+    for (i = 0; i < FAMILY_COUNT && name; i++)
         if (!strcmp(families[i].name, name))
             return &families[i];
     return NULL;
@@ -137,6 +155,21 @@ bool numoe_family_match(const struct numoe_family *family, const char *tensor, u
     return false;
 }
 
+bool numoe_family_marks(const struct numoe_family *family, const char *tensor)
+{
+    uint32_t layer, expert;
+    enum numoe_part part;
+    const char *at;
+
+    if (family->supported)
+        return numoe_family_match(family, tensor, &layer, &expert, &part);
+    at = strstr(tensor, family->marker);
+    if (!at || !family->marker_end)
+        return at != NULL;
+    at += strlen(family->marker);
+    return number(&at, &expert) && !strcmp(at, family->marker_end);
+}
+
 int numoe_family_tensor(const struct numoe_family *family, uint64_t layer, uint64_t expert,
                         enum numoe_part part, char *name, size_t size)
 {
@@ -145,35 +178,35 @@ int numoe_family_tensor(const struct numoe_family *family, uint64_t layer, uint6
                     part % 2 ? family->scales : family->codes);
 }
 
-#define DESC(L, E, K, H, I)                                                                        \
+#define DESC(FORMAT, L, E, K, H, I)                                                                \
     .size = sizeof(struct numoe_model_desc), .layers = (L), .experts = (E),                        \
-    .experts_per_token = (K), .hidden = (H), .intermediate = (I), .format = NUMOE_MXFP4,           \
+    .experts_per_token = (K), .hidden = (H), .intermediate = (I), .format = (FORMAT),              \
     .arithmetic = NUMOE_FAST
+#define SILU .activation = {.kind = NUMOE_SILU}
+#define CLAMPED .activation = {.kind = NUMOE_SILU_CLAMPED, .limit = 10}
+#define SITU .activation = {.kind = NUMOE_SITU, .gate_cap = 4, .up_cap = 25}
+#define OAI .activation = {.kind = NUMOE_SWIGLU_OAI, .limit = 7, .alpha = 1.702f}
 
+/* Formats are those of the maker's own checkpoints; of several the one that is listed first. */
 static const struct numoe_known_model models[] = {
-    {"v4-flash",
-     "deepseek-v4",
-     0,
-     {DESC(43, 256, 6, 4096, 2048), .activation = {.kind = NUMOE_SILU_CLAMPED, .limit = 10}}},
-    {"v4-pro",
-     "deepseek-v4",
-     0,
-     {DESC(61, 384, 6, 7168, 3072), .activation = {.kind = NUMOE_SILU_CLAMPED, .limit = 10}}},
-    {"kimi-k3",
-     "kimi-k3",
-     1,
-     {DESC(92, 896, 16, 3584, 3072),
-      .activation = {.kind = NUMOE_SITU, .gate_cap = 4, .up_cap = 25}}},
-    {"gpt-oss-20b",
-     "gpt-oss",
-     0,
-     {DESC(24, 32, 4, 2880, 2880), .bias = true,
-      .activation = {.kind = NUMOE_SWIGLU_OAI, .limit = 7, .alpha = 1.702f}}},
-    {"gpt-oss-120b",
-     "gpt-oss",
-     0,
-     {DESC(36, 128, 4, 2880, 2880), .bias = true,
-      .activation = {.kind = NUMOE_SWIGLU_OAI, .limit = 7, .alpha = 1.702f}}},
+    {"v4-flash", "deepseek-v4", 0, {DESC(NUMOE_MXFP4, 43, 256, 6, 4096, 2048), CLAMPED}},
+    {"v4-pro", "deepseek-v4", 0, {DESC(NUMOE_MXFP4, 61, 384, 6, 7168, 3072), CLAMPED}},
+    {"v4.1-flash", "deepseek-v4", 0, {DESC(NUMOE_MXFP4, 40, 384, 6, 5120, 2304), CLAMPED}},
+    {"kimi-k3", "kimi-k3", 1, {DESC(NUMOE_MXFP4, 92, 896, 16, 3584, 3072), SITU}},
+    {"gpt-oss-20b", "gpt-oss", 0, {DESC(NUMOE_MXFP4, 24, 32, 4, 2880, 2880), .bias = true, OAI}},
+    {"gpt-oss-120b", "gpt-oss", 0, {DESC(NUMOE_MXFP4, 36, 128, 4, 2880, 2880), .bias = true, OAI}},
+    {"deepseek-v3", NULL, 3, {DESC(NUMOE_FP8_BLOCK128, 58, 256, 8, 7168, 2048), SILU}},
+    {"deepseek-r1", NULL, 3, {DESC(NUMOE_FP8_BLOCK128, 58, 256, 8, 7168, 2048), SILU}},
+    {"kimi-k2", NULL, 1, {DESC(NUMOE_INT4_GROUP32, 60, 384, 8, 7168, 2048), SILU}},
+    {"qwen3-30b", NULL, 0, {DESC(NUMOE_BF16_WEIGHTS, 48, 128, 8, 2048, 768), SILU}},
+    {"qwen3-235b", NULL, 0, {DESC(NUMOE_BF16_WEIGHTS, 94, 128, 8, 4096, 1536), SILU}},
+    {"qwen3-next", NULL, 0, {DESC(NUMOE_BF16_WEIGHTS, 48, 512, 10, 2048, 512), SILU}},
+    {"glm-4.5", NULL, 3, {DESC(NUMOE_BF16_WEIGHTS, 89, 160, 8, 5120, 1536), SILU}},
+    {"glm-4.5-air", NULL, 1, {DESC(NUMOE_BF16_WEIGHTS, 45, 128, 8, 4096, 1408), SILU}},
+    {"glm-5", NULL, 3, {DESC(NUMOE_BF16_WEIGHTS, 75, 256, 8, 6144, 2048), SILU}},
+    {"minimax-m2", NULL, 0, {DESC(NUMOE_FP8_BLOCK128, 62, 256, 8, 3072, 1536), SILU}},
+    {"minimax-m3", NULL, 3, {DESC(NUMOE_MXFP8, 57, 128, 4, 6144, 3072), OAI}},
+    {"mixtral-8x7b", NULL, 0, {DESC(NUMOE_BF16_WEIGHTS, 32, 8, 2, 4096, 14336), SILU}},
 };
 
 enum { MODEL_COUNT = sizeof models / sizeof models[0] };
@@ -196,7 +229,7 @@ const struct numoe_known_model *numoe_known_model(const char *name)
 int numoe_model_by_name(const char *name, struct numoe_model_desc *desc, struct numoe_error *error)
 {
     const struct numoe_known_model *model = name ? numoe_known_model(name) : NULL;
-    char known[256];
+    char known[512];
     size_t used = 0, i;
 
     if (model) {

@@ -30,10 +30,11 @@ enum numoe_part {
 /* Keys are looked up in `section` of config.json, or in its top when that is NULL. A NULL key:
  * the family's config does not say it. */
 struct numoe_family {
-    const char *name;  /* "deepseek-v4" */
-    const char *title; /* for messages */
-    bool supported;    /* else only recognised, by `marker`, and refused by title */
-    const char *marker;
+    const char *name;       /* "deepseek-v4" */
+    const char *title;      /* for messages */
+    bool supported;         /* else only recognised, by `marker`, and refused by title */
+    const char *marker;     /* what names of its expert tensors contain, and, after a number, */
+    const char *marker_end; /* how they end; NULL: in any way */
 
     /* prefix LAYER middle EXPERT "." matrix "." part */
     const char *prefix, *middle;
@@ -55,20 +56,24 @@ struct numoe_family {
 
 /* i from 0; NULL past the end. */
 const struct numoe_family *numoe_family_at(size_t i);
+/* NULL for a name that is NULL or not known. */
 const struct numoe_family *numoe_family_by_name(const char *name);
 
 /* Whether a tensor is one of the family's expert tensors, and which. */
 bool numoe_family_match(const struct numoe_family *family, const char *tensor, uint32_t *layer,
                         uint32_t *expert, enum numoe_part *part);
 
+/* Whether the name is one of the family's; for those that are not supported too. */
+bool numoe_family_marks(const struct numoe_family *family, const char *tensor);
+
 /* The reverse. Layer as in the file. @return length, as snprintf */
 int numoe_family_tensor(const struct numoe_family *family, uint64_t layer, uint64_t expert,
                         enum numoe_part part, char *name, size_t size);
 
-/* A model that `numoe plan` and `numoe synth` know by name. */
+/* A model that `numoe plan` knows by name; those of a supported family `numoe synth` writes. */
 struct numoe_known_model {
     const char *name;     /* "v4-flash" */
-    const char *family;   /* name of its entry above */
+    const char *family;   /* name of its entry above; NULL: its files are not known */
     uint64_t first_layer; /* file number of the first layer with experts */
     struct numoe_model_desc desc;
 };

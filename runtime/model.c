@@ -55,20 +55,21 @@ static int check_desc(const struct numoe_model_desc *desc, struct numoe_error *e
             return numoe_error_set(error, -EINVAL, fields[i].name, "%llu is not in 1..%llu",
                                    (unsigned long long)fields[i].value,
                                    (unsigned long long)fields[i].most);
-    if (desc->format != NUMOE_MXFP4)
+    if (!numoe_format_info(desc->format))
         return numoe_error_set(error, -EINVAL, "format", "%d is not known", (int)desc->format);
     return numoe_activation_check(&desc->activation, error);
 }
 
-int numoe_model_shapes(const struct numoe_model_desc *desc, struct numoe_slice_shape *slice,
-                       struct numoe_expert_shape *expert, struct numoe_error *error)
+int numoe_model_expert_shape(const struct numoe_model_desc *desc, struct numoe_expert_shape *expert,
+                             struct numoe_error *error)
 {
+    struct numoe_format_sizes sizes;
     uint64_t total;
     int rc = check_desc(desc, error);
 
     if (rc)
         return rc;
-    rc = numoe_slice_shape_init(slice, desc->hidden, desc->bias);
+    rc = numoe_format_sizes(desc->format, desc->hidden, desc->bias, &sizes);
     if (rc)
         return numoe_error_set(error, rc, "hidden", "%llu overflows",
                                (unsigned long long)desc->hidden);
@@ -76,15 +77,29 @@ int numoe_model_shapes(const struct numoe_model_desc *desc, struct numoe_slice_s
         .layers = desc->layers,
         .experts = desc->experts,
         .slices = (desc->intermediate + NUMOE_TILE - 1) / NUMOE_TILE,
-        .slice_bytes = slice->bytes,
+        .slice_bytes = sizes.slice_bytes,
         .hidden = desc->hidden,
         .experts_per_token = desc->experts_per_token,
-        .expert_bytes = desc->bias ? slice->hidden_tiles * NUMOE_TILE * sizeof(float) : 0,
+        .expert_bytes = sizes.expert_bytes,
     };
     if (!numoe_mul_u64(expert->slices, expert->slice_bytes, &total) ||
         !numoe_mul_u64(total, expert->experts * expert->layers, &total) || total > INT64_MAX)
         return numoe_error_set(error, -EOVERFLOW, "model", "its size overflows 63 bits");
     return 0;
+}
+
+/* The shapes of a model that is to be computed. */
+static int shapes(struct numoe_model *model, struct numoe_expert_shape *expert,
+                  struct numoe_error *error)
+{
+    const struct numoe_format_info *format = numoe_format_info(model->desc.format);
+    int rc = numoe_model_expert_shape(&model->desc, expert, error);
+
+    if (rc)
+        return rc;
+    if (!format->has_kernels)
+        return numoe_error_set(error, -ENOTSUP, "format", "no kernel for %s yet", format->title);
+    return numoe_slice_shape_init(&model->shape, model->desc.hidden, model->desc.bias);
 }
 
 /* start[] of every node, and where the b2 rows are. */
@@ -307,7 +322,7 @@ int numoe_model_create(struct numoe *context, const struct numoe_model_desc *des
         rc = numoe_error_set(error, why.code, why.where, "%s", why.message);
         goto fail;
     }
-    rc = numoe_model_shapes(&d, &model->shape, &shape, error);
+    rc = shapes(model, &shape, error);
     if (rc)
         goto fail;
     rc = numoe_context_plan(context, &shape, &model->plan, error);

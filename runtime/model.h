@@ -12,11 +12,11 @@
 #include "numoe_topo.h"
 
 /*
- * What placement needs to know of a model: the shape of its slices and of its experts, sizes
- * checked. Returns 0, -EINVAL or -EOVERFLOW with error filled.
+ * What placement needs to know of a model, in any format, with kernels or without; sizes checked.
+ * Returns 0, -EINVAL or -EOVERFLOW with error filled.
  */
-int numoe_model_shapes(const struct numoe_model_desc *desc, struct numoe_slice_shape *slice,
-                       struct numoe_expert_shape *expert, struct numoe_error *error);
+int numoe_model_expert_shape(const struct numoe_model_desc *desc, struct numoe_expert_shape *expert,
+                             struct numoe_error *error);
 
 struct numoe_pool *numoe_context_pool(struct numoe *context);
 const struct numoe_machine *numoe_context_machine(const struct numoe *context);

@@ -106,9 +106,6 @@ void numoe_close(struct numoe *context);
 
 struct numoe_model;
 
-/** Number format of expert weights. */
-enum numoe_format { NUMOE_MXFP4 = 1 };
-
 /** The routed experts of a model. */
 struct numoe_model_desc {
     size_t size;
@@ -132,7 +129,8 @@ struct numoe_model_desc {
  * Plan a model on the context's machine and reserve its memory. Experts are then given one by one
  * with numoe_expert_load; one that was never given computes as missing (see numoe_batch.skipped).
  * @return 0; -ENOSPC (does not fit: node, shortfall and what would help in the message), -EINVAL,
- *         -EOVERFLOW, -ENOMEM, -ESTALE (the context's plan is for a model of another shape)
+ *         -ENOTSUP (no kernel for the format), -EOVERFLOW, -ENOMEM, -ESTALE (the context's plan is
+ *         for a model of another shape)
  */
 int numoe_model_create(struct numoe *context, const struct numoe_model_desc *desc,
                        struct numoe_model **model, struct numoe_error *error);

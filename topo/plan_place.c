@@ -112,16 +112,11 @@ static uint64_t bytes_between(const struct numoe_expert_shape *shape, uint64_t e
                shape->expert_bytes;
 }
 
-/* Split so many experts among a shard's members; then, as bytes besides slices fall on whoever
- * holds slice 0, lower the limit of one that overflows and split again. */
-static bool split(struct members *m, const struct numoe_expert_shape *shape, uint64_t experts)
+/* Split so many experts among a shard's members by weight; then, as bytes besides slices fall on
+ * whoever holds slice 0, lower the limit of one that overflows and split again. */
+static bool split_by_weight(struct members *m, const struct numoe_expert_shape *shape,
+                            uint64_t experts)
 {
-    for (uint32_t i = 0; i < m->count; i++) {
-        m->limit[i] = m->room[i] / shape->slice_bytes;
-        m->share[i] = m->cumulative[i] = 0;
-    }
-    if (!experts)
-        return true;
     for (int round = 0; round < MOST_ROUNDS; round++) {
         bool over = false;
 
@@ -143,6 +138,21 @@ static bool split(struct members *m, const struct numoe_expert_shape *shape, uin
             return true;
     }
     return false;
+}
+
+static bool split(struct members *m, const struct numoe_expert_shape *shape, uint64_t experts)
+{
+    for (uint32_t i = 0; i < m->count; i++) {
+        m->limit[i] = m->room[i] / shape->slice_bytes;
+        m->share[i] = m->cumulative[i] = 0;
+    }
+    if (!experts || split_by_weight(m, shape, experts))
+        return true;
+    /* limits that were lowered can miss by a little what fits to the last slice */
+    if (!shape->expert_bytes || !plan_fill(experts, shape, m->count, m->room, m->share))
+        return false;
+    plan_accumulate(experts * shape->slices, m->count, m->share, m->cumulative);
+    return true;
 }
 
 /* The most whole experts that a shard has room for, up to `most`. */

@@ -82,6 +82,24 @@ bool plan_split(uint64_t total, uint32_t count, const uint64_t *weight, const ui
     return true;
 }
 
+bool plan_fill(uint64_t experts, const struct numoe_expert_shape *shape, uint32_t count,
+               const uint64_t *room, uint64_t *share)
+{
+    const uint64_t with_first = shape->slice_bytes + shape->expert_bytes;
+    uint64_t left = experts * shape->slices, firsts = experts;
+
+    for (uint32_t i = 0; i < count; i++) {
+        uint64_t most = room[i] / with_first;
+
+        if (most >= firsts)
+            most = firsts + (room[i] - firsts * with_first) / shape->slice_bytes;
+        share[i] = most < left ? most : left;
+        left -= share[i];
+        firsts -= share[i] < firsts ? share[i] : firsts;
+    }
+    return !left;
+}
+
 void plan_accumulate(uint64_t total, uint32_t count, const uint64_t *share, uint64_t *cumulative)
 {
     uint64_t before = 0;

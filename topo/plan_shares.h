@@ -6,6 +6,8 @@
 #ifndef PLAN_SHARES_H
 #define PLAN_SHARES_H
 
+#include "numoe_topo.h"
+
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -24,6 +26,17 @@ enum { PLAN_SHARE_BITS = 62 };
  */
 bool plan_split(uint64_t total, uint32_t count, const uint64_t *weight, const uint64_t *limit,
                 uint64_t *share);
+
+/*
+ * Fill nodes in their order with the slices of `experts` experts, each of which also needs
+ * expert_bytes where its slice 0 is: on the first node with any of its slices, in the order that
+ * numoe_plan_boundary gives, so that the first n slices in this order are slice 0 of n experts.
+ * Room that holds a slice in this way is never left while later nodes get some, so this fits when
+ * any shares do.
+ * @return false when it does not
+ */
+bool plan_fill(uint64_t experts, const struct numoe_expert_shape *shape, uint32_t count,
+               const uint64_t *room, uint64_t *share);
 
 /* Turn counts into cumulative fixed-point shares such that floor(total * share) is the exact sum
  * of the counts before each node. cumulative has count + 1 elements. */

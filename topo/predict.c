@@ -401,6 +401,9 @@ static int begin(struct work *work, struct numoe_predict_options *options,
     work->out = calloc(1, sizeof *work->out);
     if (!work->out)
         return numoe_error_set(error, -ENOMEM, plan->source, "out of memory");
+    if (options->without_kernel)
+        snprintf(work->out->without_kernel, sizeof work->out->without_kernel, "%s",
+                 options->without_kernel);
     return fill_box(work, error);
 }
 
@@ -435,6 +438,8 @@ int numoe_predict(const struct numoe_machine *machine, const struct numoe_plan *
         rc = gpus(&work, error);
     if (!rc)
         rc = cells(&work, error);
+    if (!rc && predict_memory(machine, plan, &options, work.out))
+        rc = numoe_error_set(error, -ENOMEM, plan->source, "out of memory");
     if (!rc)
         predict_what_ifs(&work.box, work.out);
     box_bins_free(&work.bins);
@@ -452,6 +457,7 @@ void numoe_prediction_free(struct numoe_prediction *prediction)
         return;
     free(prediction->cells);
     free(prediction->gpus);
+    free(prediction->nodes);
     topo_notes_free(prediction->notes, prediction->note_count);
     free(prediction);
 }

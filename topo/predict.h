@@ -64,6 +64,12 @@ struct numoe_predict_options {
     uint32_t token_count;
     const char *isa; /**< avx2, avx512, avx512vnni, ref; NULL: from the CPU's name */
     double ghz;      /**< of all cores at work; 0: from the CPU's name */
+    /** The number format of the weights, in words, when no kernel computes it yet: predictions,
+     *  which are then of bytes alone, say so. NULL: kernels do */
+    const char *without_kernel;
+    /** What the kernels take besides weights, for the memory of nodes: an activation record of a
+     *  token, and scratch of a worker. 0: not counted */
+    uint64_t record_bytes, scratch_bytes;
 };
 
 #define NUMOE_PREDICT_OPTIONS_INIT                                                                 \
@@ -85,6 +91,7 @@ struct numoe_prediction_cell {
     uint64_t reduction_bytes;      /**< partial outputs written and read by CPUs, a layer */
     double gpu_part, cached_part;  /**< of the work: on GPUs; from device memory */
     uint32_t gpus;                 /**< GPUs that take part: as many as pay */
+    uint64_t passes;               /**< over the weights that CPUs make; 0: they compute nothing */
     enum numoe_bound bound;
     char why[192]; /**< the bound in words, with its numbers */
 };
@@ -96,6 +103,20 @@ struct numoe_prediction_what_if {
     uint32_t tokens, tokens_after;
     double before, after; /**< tokens/s */
     double gain;          /**< after / before */
+};
+
+/** Memory of a plan's node while the largest pass of the sizes asked for is computed. */
+struct numoe_prediction_node {
+    uint32_t os_index;
+    uint64_t capacity_bytes;
+    uint64_t
+        before_bytes; /**< used by others when the machine was read; 0 when that is not known */
+    uint64_t expert_bytes;
+    uint64_t
+        activation_bytes;  /**< partial outputs, records and scratch, where workers write them */
+    uint64_t pinned_bytes; /**< staging of a GPU on this node; experts are pinned in place */
+    int64_t left_bytes;    /**< of the capacity; below 0: so much is short */
+    double slices;         /**< of an expert, on average */
 };
 
 /** A number that predictions rest on. */
@@ -117,6 +138,11 @@ struct numoe_prediction {
     uint32_t what_if_count;
     struct numoe_predict_gpu *gpus; /**< as used */
     uint32_t gpu_count;
+    char without_kernel[32];             /**< as given; empty: there are kernels */
+    struct numoe_prediction_node *nodes; /**< of the plan, in its order */
+    uint32_t node_count;
+    uint32_t memory_tokens; /**< the pass that they are for */
+    bool before_known;
     char **notes;
     uint32_t note_count;
 };

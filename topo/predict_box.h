@@ -118,6 +118,15 @@ int predict_box(const struct numoe_machine *machine, const struct numoe_plan *pl
                 const struct numoe_predict_options *options, struct box *box, struct box_bins *bins,
                 struct numoe_error *error);
 
+/* What each node's memory holds meanwhile, once cells and GPUs are there. */
+int predict_memory(const struct numoe_machine *machine, const struct numoe_plan *plan,
+                   const struct numoe_predict_options *options,
+                   struct numoe_prediction *prediction);
+void predict_memory_print(const struct numoe_prediction *prediction, FILE *out);
+/* An array; NULL: out of memory. */
+struct json_t;
+struct json_t *predict_memory_json(const struct numoe_prediction *prediction);
+
 /* What changes would give. */
 void predict_what_ifs(const struct box *box, struct numoe_prediction *prediction);
 

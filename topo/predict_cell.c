@@ -481,6 +481,7 @@ static void on_cpu(const struct box *box, struct numoe_prediction_cell *cell)
     cpu_time(box, cell->tokens, &t);
     cpu_parts(&t, 1, cell);
     cell->weight_bytes = whole(t.weight_bytes);
+    cell->passes = whole(t.passes);
     cell->gpu_part = cell->cached_part = 0;
     cell->gpus = 0;
     cell->bound = greatest(cell->parts_ms, NUMOE_BOUND_MEMORY, NUMOE_BOUND_SYNC);

@@ -1,5 +1,5 @@
 /* Predictions as text and as JSON. SPDX-License-Identifier: Apache-2.0 */
-#include "predict.h"
+#include "predict_box.h"
 #include "topo_print.h"
 
 #include <errno.h>
@@ -59,6 +59,11 @@ void numoe_prediction_print(const struct numoe_prediction *prediction, FILE *out
 
     for (uint32_t i = 0; i < prediction->cell_count; i++)
         only_decode &= prediction->cells[i].tokens <= DECODE_TOKENS;
+    if (*prediction->without_kernel)
+        fprintf(out,
+                "\nno kernel computes %s yet: what follows is predicted from its bytes, with the "
+                "arithmetic of MXFP4\n",
+                prediction->without_kernel);
     for (uint32_t i = 0; i < prediction->cell_count; i++) {
         const struct numoe_prediction_cell *cell = &prediction->cells[i];
 
@@ -75,6 +80,7 @@ void numoe_prediction_print(const struct numoe_prediction *prediction, FILE *out
             fprintf(out, "%8u %7.1f %11s %10s %10s  %s\n", cell->tokens, cell->experts_hit, "-",
                     "-", "-", cell->why);
     }
+    predict_memory_print(prediction, out);
     fputs("\nfrom:\n", out);
     for (uint32_t i = 0; i < prediction->figure_count; i++) {
         const struct numoe_prediction_figure *f = &prediction->figures[i];
@@ -113,6 +119,7 @@ static json_t *json_cell(const struct numoe_prediction_cell *cell)
     topo_json_set(&object, "parts_ms", parts);
     topo_json_set(&object, "weight_bytes", topo_json_number(cell->weight_bytes));
     topo_json_set(&object, "reduction_bytes", topo_json_number(cell->reduction_bytes));
+    topo_json_set(&object, "passes", topo_json_number(cell->passes));
     topo_json_set(&object, "gpus", json_integer(cell->gpus));
     topo_json_set(&object, "gpu_part", json_real(cell->gpu_part));
     topo_json_set(&object, "cached_part", json_real(cell->cached_part));
@@ -173,7 +180,12 @@ int numoe_prediction_print_json(const struct numoe_plan *plan,
         topo_json_append(&gpus, json_gpu(&prediction->gpus[i]));
     for (uint32_t i = 0; i < prediction->what_if_count; i++)
         topo_json_append(&what_ifs, json_what_if(&prediction->what_ifs[i]));
+    topo_json_set(&object, "without_kernel",
+                  *prediction->without_kernel ? topo_json_string(prediction->without_kernel)
+                                              : json_null());
     topo_json_set(&object, "cells", cells);
+    topo_json_set(&object, "nodes", predict_memory_json(prediction));
+    topo_json_set(&object, "nodes_tokens", json_integer(prediction->memory_tokens));
     topo_json_set(&object, "figures", figures);
     topo_json_set(&object, "gpus", gpus);
     topo_json_set(&object, "what_ifs", what_ifs);

@@ -679,12 +679,11 @@ static char *plan_text(const struct fixture *f, const char *topology,
 {
     struct numoe_machine *machine = NULL;
     struct numoe_plan *plan = NULL;
-    struct numoe_slice_shape slice;
     char *text = NULL;
     size_t bytes;
     FILE *out = open_memstream(&text, &bytes);
 
-    cr_assert_eq(numoe_model_shapes(&f->desc, &slice, &request->shape, NULL), 0);
+    cr_assert_eq(numoe_model_expert_shape(&f->desc, &request->shape, NULL), 0);
     cr_assert_eq(numoe_machine_load(topology, &machine, NULL), 0);
     cr_assert_eq(numoe_plan_create(machine, request, &plan, NULL), 0);
     cr_assert_eq(numoe_plan_print_json(plan, out), 0);

@@ -793,7 +793,10 @@ Test(predict_print, json_has_every_documented_field, .timeout = 60)
     static const char *const of_cell[] = {"way",      "tokens",   "possible",     "experts_hit",
                                           "layer_ms", "pass_ms",  "tokens_per_s", "bound",
                                           "why",      "parts_ms", "weight_bytes", "reduction_bytes",
-                                          "gpus",     "gpu_part", "cached_part"};
+                                          "passes",   "gpus",     "gpu_part",     "cached_part"};
+    static const char *const of_node[] = {"os_index",     "slices",       "capacity_bytes",
+                                          "before_bytes", "expert_bytes", "activation_bytes",
+                                          "pinned_bytes", "left_bytes"};
     static const char *const of_figure[] = {"name", "value", "unit", "assumed", "source"};
     static const char *const of_gpu[] = {"name",         "node",   "link_gbs",
                                          "memory_bytes", "tflops", "memory_gbs"};
@@ -803,7 +806,8 @@ Test(predict_print, json_has_every_documented_field, .timeout = 60)
         const char *array;
         const char *const *fields;
         size_t count;
-    } arrays[] = {{"cells", of_cell, 15},
+    } arrays[] = {{"cells", of_cell, 16},
+                  {"nodes", of_node, 8},
                   {"figures", of_figure, 5},
                   {"gpus", of_gpu, 6},
                   {"what_ifs", of_what_if, 7}};
@@ -826,7 +830,7 @@ Test(predict_print, json_has_every_documented_field, .timeout = 60)
     cr_assert_eq(json_array_size(json_object_get(root, "nodes")), 32);
     predicted = json_object_get(root, "predicted");
     cr_assert(json_is_array(json_object_get(predicted, "notes")));
-    for (size_t a = 0; a < 4; a++) {
+    for (size_t a = 0; a < sizeof arrays / sizeof arrays[0]; a++) {
         json_t *array = json_object_get(predicted, arrays[a].array), *one;
         size_t i;
 
