@@ -707,7 +707,7 @@ static json_t *run_facts(const char *plan, const char *topology)
 
 Test(cli_checkpoint, a_plan_is_executed_as_it_was_written)
 {
-    static const char *const machines[] = {"live", DUAL_7H12};
+    static const char *const machines[] = {"live", "pack:2 l3:2 [numa(memory=16GB)] core:2 pu:2"};
     char plan[sizeof directory + 16];
 
     make_checkpoint();
