@@ -30,6 +30,24 @@ static uint64_t multiply_plain(uint64_t iterations)
     return iterations * 8 * 2;
 }
 
+#if defined(__x86_64__)
+/* Loops beside the kernel set whose mode they are the ceiling of. */
+static const struct {
+    const struct numoe_kernels *kernels;
+    uint64_t (*loop)(uint64_t iterations);
+} loops[] = {
+    {&numoe_fast_avx512vnni, numoe_ceiling_int8_avx512vnni},
+    {&numoe_fast_avx512vnni256, numoe_ceiling_int8_avx512vnni256},
+    {&numoe_fast_avx512, numoe_ceiling_int8_avx512},
+    {&numoe_fast_avxvnni, numoe_ceiling_int8_avxvnni},
+    {&numoe_fast_avx2, numoe_ceiling_int8_avx2},
+    {&numoe_exact_avx512bf16, numoe_ceiling_exact_avx512bf16},
+    {&numoe_exact_avx512bf16_256, numoe_ceiling_exact_avx512bf16_256},
+    {&numoe_exact_avx512, numoe_ceiling_exact_avx512},
+    {&numoe_exact_avx2, numoe_ceiling_exact_avx2},
+};
+#endif
+
 uint64_t numoe_ceiling_run(enum numoe_ceiling ceiling, const char *isa, const void *buffer,
                            uint64_t amount)
 {
@@ -43,24 +61,12 @@ uint64_t numoe_ceiling_run(enum numoe_ceiling ceiling, const char *isa, const vo
     if (ceiling == NUMOE_CEILING_READ) {
         if (!strncmp(k->isa, "avx512", 6))
             return numoe_ceiling_read_avx512(buffer, amount);
-        if (!strcmp(k->isa, "avx2"))
+        if (!strncmp(k->isa, "avx", 3))
             return numoe_ceiling_read_avx2(buffer, amount);
-    }
-    if (ceiling == NUMOE_CEILING_INT8) {
-        if (k == &numoe_fast_avx512vnni)
-            return numoe_ceiling_int8_avx512vnni(amount);
-        if (k == &numoe_fast_avx512)
-            return numoe_ceiling_int8_avx512(amount);
-        if (k == &numoe_fast_avx2)
-            return numoe_ceiling_int8_avx2(amount);
-    }
-    if (ceiling == NUMOE_CEILING_EXACT) {
-        if (k == &numoe_exact_avx512bf16)
-            return numoe_ceiling_exact_avx512bf16(amount);
-        if (k == &numoe_exact_avx512)
-            return numoe_ceiling_exact_avx512(amount);
-        if (k == &numoe_exact_avx2)
-            return numoe_ceiling_exact_avx2(amount);
+    } else {
+        for (size_t i = 0; i < sizeof loops / sizeof loops[0]; i++)
+            if (loops[i].kernels == k)
+                return loops[i].loop(amount);
     }
 #endif
     return ceiling == NUMOE_CEILING_READ ? read_plain(buffer, amount) : multiply_plain(amount);

@@ -5,6 +5,6 @@
 
 INL vf bf16_pairs(vf a, vf w, vf x)
 {
-    return _mm512_dpbf16_ps(a, (__m512bh)w, (__m512bh)x);
+    return vf_dot_bf16(a, vi_bits(w), vi_bits(x));
 }
 CEILING_DOT(numoe_ceiling_exact_avx512bf16, vf, vf_set(0.0f), vf_set(1.0f), bf16_pairs, 64)

@@ -3,5 +3,4 @@
 #include "kernel_sets.h"
 #include "vec_avx512.h"
 
-CEILING_DOT(numoe_ceiling_int8_avx512vnni, vi, vi_zero(), _mm512_set1_epi8(1), _mm512_dpbusd_epi32,
-            128)
+CEILING_DOT(numoe_ceiling_int8_avx512vnni, vi, vi_zero(), _mm512_set1_epi8(1), vi_dot_quads, 128)

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #if defined(__x86_64__)
+#include <cpuid.h>
 #include <xmmintrin.h>
 
 static bool has_avx2(void)
@@ -33,6 +34,14 @@ static bool has_vnni(void)
 static bool has_bf16(void)
 {
     return has_vnni() && __builtin_cpu_supports("avx512bf16");
+}
+
+/* Compilers name this feature only since a while: CPUID 7.1, EAX bit 4. */
+static bool has_avxvnni(void)
+{
+    unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+
+    return has_avx2() && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && eax >> 4 & 1;
 }
 
 unsigned numoe_kernels_enter(void)
@@ -67,20 +76,62 @@ static bool always(void)
     return true;
 }
 
-/* Within one isa name the first that the CPU has is the one meant. */
+/* Best first; an arithmetic has at most one set of an isa. */
 static const struct {
     const struct numoe_kernels *kernels;
     bool (*available)(void);
 } variants[] = {
 #if defined(__x86_64__)
-    {&numoe_fast_avx512vnni, has_vnni}, {&numoe_fast_avx512, has_avx512},
-    {&numoe_fast_avx2, has_avx2},       {&numoe_exact_avx512bf16, has_bf16},
-    {&numoe_exact_avx512, has_avx512},  {&numoe_exact_avx2, has_avx2},
+    {&numoe_fast_avx512vnni, has_vnni},
+    {&numoe_fast_avx512vnni256, has_vnni},
+    {&numoe_fast_avx512, has_avx512},
+    {&numoe_fast_avxvnni, has_avxvnni},
+    {&numoe_fast_avx2, has_avx2},
+    {&numoe_fine_avx512vnni, has_vnni},
+    {&numoe_fine_avx512vnni256, has_vnni},
+    {&numoe_fine_avxvnni, has_avxvnni},
+    {&numoe_fine_avx2, has_avx2},
+    {&numoe_exact_avx512bf16, has_bf16},
+    {&numoe_exact_avx512bf16_256, has_bf16},
+    {&numoe_exact_avx512, has_avx512},
+    {&numoe_exact_avx2, has_avx2},
+    {&numoe_mxfp8_avx512bf16, has_bf16},
+    {&numoe_mxfp8_avx512bf16_256, has_bf16},
+    {&numoe_mxfp8_avx512, has_avx512},
+    {&numoe_mxfp8_avx2, has_avx2},
+    {&numoe_mxfp8_ocp_avx512bf16, has_bf16},
+    {&numoe_mxfp8_ocp_avx512bf16_256, has_bf16},
+    {&numoe_mxfp8_ocp_avx512, has_avx512},
+    {&numoe_mxfp8_ocp_avx2, has_avx2},
 #endif
-    {&numoe_fast_ref, always},          {&numoe_exact_ref, always},
+    {&numoe_fast_ref, always},
+    {&numoe_fine_ref, always},
+    {&numoe_exact_ref, always},
+    {&numoe_mxfp8_ref, always},
+    {&numoe_mxfp8_ocp_ref, always},
 };
 
 enum { VARIANTS = sizeof variants / sizeof variants[0] };
+
+/* Names of instruction sets, each with the one that serves where it has no set of an arithmetic, or
+ * where the CPU lacks what that set takes beyond the name (BF16). */
+static const struct {
+    const char *name, *next;
+#if defined(__x86_64__)
+    bool (*available)(void);
+#endif
+} isas[] = {
+#if defined(__x86_64__)
+    {"avx512vnni", "avx512", has_vnni}, {"avx512vnni256", "avx512", has_vnni},
+    {"avx512", "avx2", has_avx512},     {"avxvnni", "avx2", has_avxvnni},
+    {"avx2", "ref", has_avx2},          {"ref", NULL, always},
+#else
+    {"avx512vnni", NULL}, {"avx512vnni256", NULL}, {"avx512", NULL},
+    {"avxvnni", NULL},    {"avx2", NULL},          {"ref", NULL},
+#endif
+};
+
+enum { ISAS = sizeof isas / sizeof isas[0] };
 
 const struct numoe_kernels *numoe_kernels_at(enum numoe_arithmetic arithmetic, size_t index)
 {
@@ -91,34 +142,44 @@ const struct numoe_kernels *numoe_kernels_at(enum numoe_arithmetic arithmetic, s
     return NULL;
 }
 
+static size_t isa_index(const char *name)
+{
+    size_t i = 0;
+
+    while (i < ISAS && strcmp(isas[i].name, name) != 0)
+        i++;
+    return i;
+}
+
 const struct numoe_kernels *numoe_kernels_select(enum numoe_arithmetic arithmetic, const char *isa,
                                                  struct numoe_error *error)
 {
-    static const char *const names[] = {"ref", "avx2", "avx512", "avx512vnni"};
-    bool known = false;
+    size_t named;
 
-    if (arithmetic != NUMOE_FAST && arithmetic != NUMOE_EXACT) {
+    if (arithmetic < 1 || arithmetic > NUMOE_ARITHMETICS) {
         numoe_error_set(error, -EINVAL, "arithmetic", "mode %d is not known", (int)arithmetic);
         return NULL;
     }
     if (!isa || !*isa)
         return numoe_kernels_at(arithmetic, 0);
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
-        known = known || !strcmp(isa, names[i]);
-    if (!known) {
+    named = isa_index(isa);
+    if (named == ISAS) {
         numoe_error_set(error, -EINVAL, "isa",
-                        "\"%.40s\" is not one of ref, avx2, avx512, avx512vnni", isa);
+                        "\"%.40s\" is not one of ref, avx2, avxvnni, avx512, avx512vnni, "
+                        "avx512vnni256",
+                        isa);
         return NULL;
     }
 #if defined(__x86_64__)
-    /* A part with VNNI and without BF16 (Cascade Lake) runs the exact mode of "avx512". */
-    if (arithmetic == NUMOE_EXACT && !strcmp(isa, "avx512vnni") && has_vnni() && !has_bf16())
-        isa = "avx512";
+    if (!isas[named].available())
+        goto absent;
 #endif
-    for (size_t i = 0; i < VARIANTS; i++)
-        if (variants[i].kernels->arithmetic == arithmetic &&
-            !strcmp(variants[i].kernels->isa, isa) && variants[i].available())
-            return variants[i].kernels;
+    for (const char *name = isa; name; name = isas[isa_index(name)].next)
+        for (size_t i = 0; i < VARIANTS; i++)
+            if (variants[i].kernels->arithmetic == arithmetic &&
+                !strcmp(variants[i].kernels->isa, name) && variants[i].available())
+                return variants[i].kernels;
+absent:
     numoe_error_set(error, -ENOTSUP, "isa", "this CPU or its OS does not support %s", isa);
     return NULL;
 }

@@ -1,5 +1,5 @@
 /*
- * Exact mode, AVX-512 BF16: bf16 activations, vdpbf16ps.
+ * Exact and MXFP8 modes, AVX-512 BF16: bf16 activations, vdpbf16ps.
  *
  *   y = sum_s W2[:, s] act(W1[s] x, W3[s] x)   (numoe_kernels.h), x and h in bf16, sums in fp32
  *
@@ -18,9 +18,11 @@
 
 enum {
     FEW_TOKENS = 4,
-    FEW_AHEAD = 4352,
+    FEW_LIMIT = FEW_TOKENS,
+    FEW_AHEAD = 8704,
     MANY_TOKENS = 96,
     MANY_ROWS = 2,
+    MANY_SUB = 12,
     MANY_CHUNK = 4,
     MANY_RUN = 4
 };
@@ -31,3 +33,5 @@ enum {
 #include "form_many.h"
 
 KERNEL_SET(numoe_exact_avx512bf16, "avx512vnni", "exact avx512bf16", NUMOE_EXACT);
+KERNEL_SET(numoe_mxfp8_avx512bf16, "avx512vnni", "mxfp8 avx512bf16", NUMOE_MXFP8);
+KERNEL_SET(numoe_mxfp8_ocp_avx512bf16, "avx512vnni", "mxfp8-ocp avx512bf16", NUMOE_MXFP8_OCP);

@@ -16,33 +16,22 @@
 #define INT8_PAIRS 1
 #include "operand_int8.h"
 
-INL acc acc_dot(acc a, vi w, const void *word)
-{
-    a = _mm256_add_epi16(a, _mm256_maddubs_epi16(w, vi_word(word)));
-    /* keep the chain: regrouped into a tree, the partial sums spill */
-    __asm__("" : "+x"(a));
-    return a;
-}
-
-INL vf acc_float(acc a)
-{
-    return vf_of_vi(_mm256_madd_epi16(a, _mm256_set1_epi16(1)));
-}
-
 #include "form_common.h"
 
 enum {
     FEW_TOKENS = 4,
-    FEW_AHEAD = 2176,
+    FEW_LIMIT = FEW_TOKENS,
+    FEW_AHEAD = 4352,
     MANY_TOKENS = 96,
-    MANY_ROWS = 2,
+    MANY_ROWS = 4,
+    MANY_SUB = 2,
     MANY_CHUNK = 8,
     MANY_RUN = 8
 };
 #define FEW_STREAMS(M) 1
-#define FEW_ROWS(M) ((M) == 1 ? 4 : (M) == 2 ? 2 : 1)
+#define FEW_ROWS(M) ((M) == 1 ? 4 : 2)
 #include "form_few.h"
-#define MANY_BLOCK 5
+#define MANY_BLOCK 8
 #include "form_many.h"
 
 KERNEL_SET(numoe_fast_avx2, "avx2", "fast avx2", NUMOE_FAST);

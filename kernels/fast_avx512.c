@@ -16,26 +16,15 @@
 #define INT8_PAIRS 1
 #include "operand_int8.h"
 
-INL acc acc_dot(acc a, vi w, const void *word)
-{
-    a = _mm512_add_epi16(a, _mm512_maddubs_epi16(w, vi_word(word)));
-    /* keep the chain: regrouped into a tree, the partial sums spill */
-    __asm__("" : "+v"(a));
-    return a;
-}
-
-INL vf acc_float(acc a)
-{
-    return vf_of_vi(_mm512_madd_epi16(a, _mm512_set1_epi16(1)));
-}
-
 #include "form_common.h"
 
 enum {
     FEW_TOKENS = 4,
-    FEW_AHEAD = 4352,
+    FEW_LIMIT = FEW_TOKENS,
+    FEW_AHEAD = 8704,
     MANY_TOKENS = 96,
     MANY_ROWS = 2,
+    MANY_SUB = 6,
     MANY_CHUNK = 8,
     MANY_RUN = 8
 };

@@ -15,23 +15,15 @@
 #define INT8_PAIRS 0
 #include "operand_int8.h"
 
-INL acc acc_dot(acc a, vi w, const void *word)
-{
-    return _mm512_dpbusd_epi32(a, w, vi_word(word));
-}
-
-INL vf acc_float(acc a)
-{
-    return vf_of_vi(a);
-}
-
 #include "form_common.h"
 
 enum {
     FEW_TOKENS = 4,
-    FEW_AHEAD = 4352,
+    FEW_LIMIT = FEW_TOKENS,
+    FEW_AHEAD = 8704,
     MANY_TOKENS = 96,
     MANY_ROWS = 2,
+    MANY_SUB = 6,
     MANY_CHUNK = 8,
     MANY_RUN = 8
 };

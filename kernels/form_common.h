@@ -4,6 +4,7 @@
  * An ISA file first defines its vector vocabulary (vec_*.h) and its operand vocabulary:
  *
  *   STEPS                x words (4 bytes) for each 8 k: 2 int8, 4 bf16 pairs, 8 fp32
+ *   STEPS_SHARE          1 when the operands that one load decodes to share operations
  *   struct group         32 activations of one token, its x words first: word 4t.. of octet t
  *   acc                  accumulator vector of one dot: vi or vf
  *   acc_start(g)         accumulator before a group
@@ -12,7 +13,8 @@
  *   acc_float(a)         a as floats
  *   group_scale(e, g)    factor of acc_float: weight scale e times what g carries
  *   down_scale(e, g, w)  the same for down, with the routing weight
- *   group_put(v, lanes, weight, g)   make a group of 32 floats, in lane or natural order
+ *   group_put(v, lanes, weight, mode, g)   make a group of 32 floats, in lane or natural order
+ *   group_value(g, k)    what activation k became, times group_put's weight where it is in g
  *   FOLDED               many tokens: 1 when decode_fold puts the weight scale into the operand
  *   WEIGHT_IN_GROUP      1 when group_put's weight reaches the output through group_scale
  *
@@ -40,8 +42,8 @@ INL void load_natural(const void *x, enum numoe_type type, uint64_t at, vf v[NV]
                                   : vf_load((const float *)x + at + VL * r);
 }
 
-static void quantise(const struct numoe_slice_shape *shape, const void *x, enum numoe_type type,
-                     void *record)
+INL void quantise(const struct numoe_slice_shape *shape, const void *x, enum numoe_type type,
+                  enum numoe_arithmetic mode, void *record)
 {
     struct group *g = record;
     const uint64_t whole = shape->hidden / NUMOE_TILE, tail = shape->hidden % NUMOE_TILE;
@@ -49,15 +51,32 @@ static void quantise(const struct numoe_slice_shape *shape, const void *x, enum 
 
     for (uint64_t b = 0; b < whole; b++) {
         load_natural(x, type, NUMOE_TILE * b, v);
-        group_put(v, false, 1.0f, &g[b]);
+        group_put(v, false, 1.0f, mode, &g[b]);
     }
     if (tail) {
         const size_t size = type == NUMOE_BF16 ? 2 : 4;
         uint8_t padded[4 * NUMOE_TILE] = {0};
         memcpy(padded, (const uint8_t *)x + NUMOE_TILE * whole * size, tail * size);
         load_natural(padded, type, 0, v);
-        group_put(v, false, 1.0f, &g[whole]);
+        group_put(v, false, 1.0f, mode, &g[whole]);
     }
+}
+
+static void values(const struct numoe_slice_shape *shape, const void *record, float *x)
+{
+    for (uint64_t k = 0; k < shape->hidden; k++)
+        x[k] = group_value((const struct group *)record + k / NUMOE_TILE, k % NUMOE_TILE);
+}
+
+/* h = act(gate, up) of one token and slice, made a group. Rare enough to be a call. */
+static __attribute__((noinline)) void hidden_group(const struct numoe_ffn *f, const vf gate[NV],
+                                                   const vf up[NV], float weight, struct group *h)
+{
+    vf v[NV];
+
+    _Pragma("GCC unroll 1") for (int r = 0; r < NV; r++) v[r] =
+        vf_activation(f->activation, gate[r], up[r]);
+    group_put(v, true, weight, f->arithmetic, h);
 }
 
 INL void combine_tile(const struct numoe_combine *c, uint64_t p, vf sum[NV])

@@ -9,7 +9,7 @@
  *     slice i       pair 0 | pair 1 | pair 2 | ...      \  one step of the loop takes
  *     slice i + n   pair 0 | pair 1 | pair 2 | ...      /  one pair tile from each
  *
- * Each stream is prefetched FEW_AHEAD bytes ahead, over the end of its slice into the next one.
+ * All streams together are prefetched FEW_AHEAD bytes ahead, over the end of a slice into the next.
  * Prefetches may pass the end of the run, reads never do. Bound by memory bandwidth with one
  * token; by decoding and dots from about four tokens up.
  *
@@ -30,28 +30,56 @@ INL void prefetch_lines(const uint8_t *p, int lines)
         _mm_prefetch((const char *)p + 64 * i, _MM_HINT_T0);
 }
 
-/* a[i][r] = dots of row vectors r0 + r of a tile with token i's group. */
+/*
+ * a[i][r] = dots of row vectors r0 + r of a tile with token i's group. A decoded operand serves all
+ * tokens, an x word all rows; where the operands of one load share operations, rows come one after
+ * the other instead.
+ */
 INL void few_dots(const int M, const int rows, const uint8_t *codes, const int r0,
                   const struct group *const *g, acc a[FEW_TOKENS][NV])
 {
+    const int together = STEPS_SHARE ? 1 : rows;
+#if STEPS_SHARE
+    const int chains = M == 1 ? 2 : 1; /* one would wait for the latency of its dots */
+    acc odd[NV];
+#endif
     UNROLL
     for (int i = 0; i < M; i++)
         UNROLL
     for (int r = 0; r < rows; r++)
         a[i][r] = acc_start(g[i]);
+#if STEPS_SHARE
+    UNROLL
+    for (int r = 0; r < rows; r++)
+        odd[r] = acc_start(g[0]);
+#endif
     UNROLL
     for (int t = 0; t < 4; t++)
         UNROLL
-    for (int r = 0; r < rows; r++) {
-        const vi v = vi_load(codes + 128 * t + VB * (r0 + r));
+    for (int first = 0; first < rows; first += together)
         UNROLL
-        for (int step = 0; step < STEPS; step++) {
-            const vi w = decode(v, step);
-            UNROLL
-            for (int i = 0; i < M; i++)
-                a[i][r] = acc_dot(a[i][r], w, x_word(g[i], t * STEPS + step));
+    for (int step = 0; step < STEPS; step++) {
+        vi w[NV];
+        UNROLL
+        for (int r = first; r < first + together; r++)
+            w[r] = decode(vi_load(codes + 128 * t + VB * (r0 + r)), step);
+#if STEPS_SHARE
+        if (chains == 2 && step % 2) {
+            odd[first] = acc_dot(odd[first], w[first], x_word(g[0], t * STEPS + step));
+            continue;
         }
+#endif
+        UNROLL
+        for (int i = 0; i < M; i++)
+            UNROLL
+        for (int r = first; r < first + together; r++)
+            a[i][r] = acc_dot(a[i][r], w[r], x_word(g[i], t * STEPS + step));
     }
+#if STEPS_SHARE
+    UNROLL
+    for (int r = 0; r < rows && chains == 2; r++)
+        a[0][r] = a[0][r] + odd[r];
+#endif
 }
 
 /* Slices slice[0..S) for M tokens, all constants after inlining. */
@@ -59,7 +87,7 @@ INL void few_slices(const int M, const int S, const struct numoe_ffn *f,
                     const uint8_t *const *slice, const bool add)
 {
     const struct numoe_slice_shape *shape = f->shape;
-    const int rows = FEW_ROWS(M);
+    const int rows = FEW_ROWS(M), ahead = FEW_AHEAD / FEW_STREAMS(M);
     vf sum[FEW_STREAMS_MAX][FEW_TOKENS][2][NV];
     struct group h[FEW_STREAMS_MAX][FEW_TOKENS];
 
@@ -71,7 +99,8 @@ INL void few_slices(const int M, const int S, const struct numoe_ffn *f,
     for (int m = 0; m < 2; m++)
         UNROLL
     for (int r = 0; r < NV; r++)
-        sum[s][i][m][r] = vf_set(0.0f);
+        sum[s][i][m][r] =
+            shape->bias ? vf_load(slice[s] + shape->bias_offset + 128 * m + VB * r) : vf_set(0.0f);
 
     for (uint64_t b = 0; b < shape->hidden_tiles; b++) {
         const struct group *g[FEW_TOKENS];
@@ -82,7 +111,7 @@ INL void few_slices(const int M, const int S, const struct numoe_ffn *f,
         for (int s = 0; s < S; s++) {
             const uint8_t *pair = slice[s] + b * NUMOE_PAIR_BYTES;
             if (FEW_AHEAD)
-                prefetch_lines(pair + FEW_AHEAD, NUMOE_PAIR_BYTES / 64);
+                prefetch_lines(pair + ahead, NUMOE_PAIR_BYTES / 64);
             UNROLL
             for (int m = 0; m < 2; m++)
                 UNROLL
@@ -104,19 +133,8 @@ INL void few_slices(const int M, const int S, const struct numoe_ffn *f,
     UNROLL
     for (int s = 0; s < S; s++)
         UNROLL
-    for (int i = 0; i < M; i++) {
-        vf v[NV];
-        UNROLL
-        for (int r = 0; r < NV; r++) {
-            vf gate = sum[s][i][0][r], up = sum[s][i][1][r];
-            if (shape->bias) {
-                gate = gate + vf_load(slice[s] + shape->bias_offset + VB * r);
-                up = up + vf_load(slice[s] + shape->bias_offset + 128 + VB * r);
-            }
-            v[r] = vf_activation(f->activation, gate, up);
-        }
-        group_put(v, true, f->weight[i], &h[s][i]);
-    }
+    for (int i = 0; i < M; i++)
+        hidden_group(f, sum[s][i][0], sum[s][i][1], f->weight[i], &h[s][i]);
 
     for (uint64_t p = 0; p < shape->hidden_tiles; p++) {
         const uint64_t at = shape->down_offset + p / 2 * NUMOE_PAIR_BYTES;
@@ -136,9 +154,9 @@ INL void few_slices(const int M, const int S, const struct numoe_ffn *f,
             for (int i = 0; i < M; i++)
                 g[i] = &h[s][i];
             if (FEW_AHEAD) {
-                prefetch_lines(codes + FEW_AHEAD, 8);
+                prefetch_lines(codes + ahead, 8);
                 if (half)
-                    prefetch_lines(codes + FEW_AHEAD + 512, 1);
+                    prefetch_lines(codes + ahead + 512, 1);
             }
             UNROLL
             for (int r0 = 0; r0 < NV; r0 += rows) {
@@ -177,7 +195,7 @@ INL void few_run(const int M, const struct numoe_ffn *f)
         few_slices(M, S, f, slice, add);
         add = true;
     }
-    for (uint64_t n = per * (uint64_t)S; n < f->slice_count; n++) {
+    for (uint64_t n = per * (uint64_t)S; S > 1 && n < f->slice_count; n++) {
         slice[0] = base + n * f->shape->bytes;
         few_slices(M, 1, f, slice, add);
         add = true;

@@ -15,7 +15,8 @@
  * The inner product keeps 32 rows (MANY_ROWS vectors) x MANY_BLOCK tokens in registers and
  * prefetches the next chunk's codes meanwhile. Bound by the multiplier.
  *
- * Parameters: MANY_TOKENS, MANY_BLOCK (<= 12), MANY_ROWS, MANY_CHUNK, MANY_RUN; and decode_fold
+ * Parameters: MANY_TOKENS, MANY_BLOCK (<= 12), MANY_SUB (tokens with sums in registers at once),
+ * MANY_ROWS, MANY_CHUNK, MANY_RUN; and decode_fold
  * with FOLDED.
  *
  * SPDX-License-Identifier: Apache-2.0
@@ -143,30 +144,35 @@ INL void many_dots(const int T, uint64_t groups, const uint8_t *tiles, const uin
                     sum[i][r] = acc_dot(sum[i][r], w[r], x_word(&g[i], q));
             }
 #else
-            acc a[MANY_BLOCK][MANY_ROWS];
             UNROLL
-            for (int i = 0; i < T; i++)
+            for (int i0 = 0; i0 < T; i0 += MANY_SUB) {
+                const int n = T - i0 < MANY_SUB ? T - i0 : MANY_SUB;
+                acc a[MANY_SUB][MANY_ROWS];
                 UNROLL
-            for (int r = 0; r < MANY_ROWS; r++)
-                a[i][r] = acc_start(&g[i]);
-            UNROLL
-            for (int q = 0; q < TILE_WORDS; q++) {
-                vi w[MANY_ROWS];
-                UNROLL
-                for (int r = 0; r < MANY_ROWS; r++)
-                    w[r] = vi_load(tile + 128 * q + VB * r);
-                UNROLL
-                for (int i = 0; i < T; i++)
+                for (int i = 0; i < n; i++)
                     UNROLL
                 for (int r = 0; r < MANY_ROWS; r++)
-                    a[i][r] = acc_dot(a[i][r], w[r], x_word(&g[i], q));
-            }
-            UNROLL
-            for (int r = 0; r < MANY_ROWS; r++) {
-                const vf e = vf_load(tile + TILE_WORDS * 128 + VB * r);
+                    a[i][r] = acc_start(&g[i0 + i]);
                 UNROLL
-                for (int i = 0; i < T; i++)
-                    sum[i][r] = vf_fma(acc_float(a[i][r]), group_scale(e, &g[i]), sum[i][r]);
+                for (int q = 0; q < TILE_WORDS; q++) {
+                    vi w[MANY_ROWS];
+                    UNROLL
+                    for (int r = 0; r < MANY_ROWS; r++)
+                        w[r] = vi_load(tile + 128 * q + VB * r);
+                    UNROLL
+                    for (int i = 0; i < n; i++)
+                        UNROLL
+                    for (int r = 0; r < MANY_ROWS; r++)
+                        a[i][r] = acc_dot(a[i][r], w[r], x_word(&g[i0 + i], q));
+                }
+                UNROLL
+                for (int r = 0; r < MANY_ROWS; r++) {
+                    const vf e = vf_load(tile + TILE_WORDS * 128 + VB * r);
+                    UNROLL
+                    for (int i = 0; i < n; i++)
+                        sum[i0 + i][r] =
+                            vf_fma(acc_float(a[i][r]), group_scale(e, &g[i0 + i]), sum[i0 + i][r]);
+                }
             }
 #endif
         }
@@ -270,12 +276,13 @@ static void many_gate_up(const struct numoe_ffn *f, const struct many_scratch *m
         struct group *h =
             (struct group *)(void *)(m->h + (size_t)i * H_BLOCK + (size_t)place * PANEL_BYTES);
         for (unsigned j = 0; j < block[i].count; j++) {
-            vf v[NV];
+            vf gate[NV], up[NV];
             UNROLL
-            for (int r = 0; r < NV; r++)
-                v[r] = vf_activation(f->activation, vf_load(sums + 32 * j + VL * r),
-                                     vf_load(sums + Y_TILE + 32 * j + VL * r));
-            group_put(v, true, f->weight[block[i].first + j], &h[j]);
+            for (int r = 0; r < NV; r++) {
+                gate[r] = vf_load(sums + 32 * j + VL * r);
+                up[r] = vf_load(sums + Y_TILE + 32 * j + VL * r);
+            }
+            hidden_group(f, gate, up, f->weight[block[i].first + j], &h[j]);
         }
     }
 }
@@ -369,16 +376,22 @@ static void many(const struct numoe_ffn *f)
 
 /* The table of an ISA file: `symbol` is declared in kernel_sets.h. */
 #define KERNEL_SET(symbol, isa_name, set_name, mode)                                               \
+    static void quantise_##mode(const struct numoe_slice_shape *shape, const void *x,              \
+                                enum numoe_type type, void *record)                                \
+    {                                                                                              \
+        quantise(shape, x, type, mode, record);                                                    \
+    }                                                                                              \
     const struct numoe_kernels symbol = {                                                          \
         .isa = (isa_name),                                                                         \
         .name = (set_name),                                                                        \
         .arithmetic = (mode),                                                                      \
         .few_tokens = FEW_TOKENS,                                                                  \
-        .few_limit = FEW_TOKENS,                                                                   \
+        .few_limit = FEW_LIMIT,                                                                    \
         .many_tokens = MANY_TOKENS,                                                                \
         .record_bytes = record_bytes,                                                              \
         .scratch_bytes = scratch_bytes,                                                            \
-        .quantise = quantise,                                                                      \
+        .quantise = quantise_##mode,                                                               \
+        .values = values,                                                                          \
         .few = few,                                                                                \
         .many = many,                                                                              \
         .combine = combine,                                                                        \

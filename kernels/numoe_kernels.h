@@ -177,8 +177,9 @@ void numoe_reference_slices(const struct numoe_slice_shape *shape,
 struct numoe_ffn {
     const struct numoe_slice_shape *shape;
     const struct numoe_activation *activation;
-    const void *slices;     /**< first slice, 64-byte aligned; the others follow */
-    uint64_t slice_count;   /**< >= 1 */
+    enum numoe_arithmetic arithmetic; /**< the table's: sets share functions between modes */
+    const void *slices;               /**< first slice, 64-byte aligned; the others follow */
+    uint64_t slice_count;             /**< >= 1 */
     const float *down_bias; /**< NULL, or the expert's b2 in lane order (for one run of it) */
     unsigned tokens;        /**< 1 .. few_tokens or many_tokens of the table */
     const void *const *x;   /**< tokens activation records */
@@ -202,7 +203,7 @@ struct numoe_combine {
 
 /** The functions of one instruction set and arithmetic. Stateless; any thread. */
 struct numoe_kernels {
-    const char *isa;  /**< "ref", "avx2", "avx512", "avx512vnni" */
+    const char *isa;  /**< "ref", "avx2", ...: see numoe_kernels_select */
     const char *name; /**< what runs, e.g. "fast avx512vnni" */
     enum numoe_arithmetic arithmetic;
     unsigned few_tokens;  /**< most tokens a call of few() takes */
@@ -216,6 +217,8 @@ struct numoe_kernels {
      *  that token's outputs NaN and no other's. */
     void (*quantise)(const struct numoe_slice_shape *shape, const void *x, enum numoe_type type,
                      void *record);
+    /** The values (hidden of them, natural order) that a record stands for. For tests. */
+    void (*values)(const struct numoe_slice_shape *shape, const void *record, float *x);
     /** Few tokens: weights decoded while they stream past, bound by memory. */
     void (*few)(const struct numoe_ffn *ffn);
     /** Many tokens: each tile decoded once for all, bound by the multiplier. */
@@ -227,7 +230,9 @@ struct numoe_kernels {
 /**
  * The table for an arithmetic on this CPU: the best, or the one that isa names.
  * @param isa    NULL or "" for the best that the CPU and the OS support; else "ref", "avx2",
- *               "avx512" (F, BW, DQ, VL) or "avx512vnni" (and BF16 where the CPU has it)
+ *               "avxvnni", "avx512" (F, BW, DQ, VL), "avx512vnni" (and BF16 where the CPU has it),
+ *               or "avx512vnni256": the same in 256-bit vectors, with the same bits in the results.
+ *               One without a set of its own for the arithmetic gives that of a lesser one.
  * @return NULL with error filled: unknown name (-EINVAL), or not on this CPU (-ENOTSUP)
  */
 const struct numoe_kernels *numoe_kernels_select(enum numoe_arithmetic arithmetic, const char *isa,

@@ -11,28 +11,43 @@
 #ifndef NUMOE_OPERAND_F32_H
 #define NUMOE_OPERAND_F32_H
 
+#include "vec_round.h"
+
 struct group {
     float x[32];
 };
 
 #define STEPS 8
+#define STEPS_SHARE 1
 #define FOLDED 1
 #define WEIGHT_IN_GROUP 0
 typedef vf acc;
 typedef vf fold;
 
-INL void group_put(const vf v[NV], int lanes, float weight, struct group *g)
+/* Where k of a group is. */
+static inline unsigned f32_place(unsigned k)
 {
-    float rounded[32] __attribute__((aligned(64)));
+    return k / 8 * 8 + k % 8 / 2 + k % 2 * 4;
+}
+
+INL void group_put(const vf v[NV], bool lanes, float weight, enum numoe_arithmetic mode,
+                   struct group *g)
+{
+    float bf16[32] __attribute__((aligned(64)));
+    vf rounded[NV];
 
     (void)weight; /* in down_scale */
+    group_round(v, mode, rounded);
     UNROLL
     for (int r = 0; r < NV; r++)
-        vi_store(rounded + VL * r, vi_round_bf16(v[r]));
-    for (int k = 0; k < 32; k++) {
-        const int place = k / 8 * 8 + k % 8 / 2 + k % 2 * 4;
-        g->x[place] = rounded[lanes ? (int)numoe_row_lane((unsigned)k) : k];
-    }
+        vi_store(bf16 + VL * r, vi_round_bf16(rounded[r]));
+    for (unsigned k = 0; k < 32; k++)
+        g->x[f32_place(k)] = bf16[lanes ? numoe_row_lane(k) : k];
+}
+
+INL float group_value(const struct group *g, unsigned k)
+{
+    return g->x[f32_place(k)];
 }
 
 INL vi decode(vi codes, int step)

@@ -1,12 +1,13 @@
 /*
  * The reference kernel sets: plain C for any CPU, one code at a time. They round where the vector
- * sets round (fast: x and h to int8 groups; exact: x and h to bf16), so they are both the fallback
- * and a check of what the modes mean.
+ * sets round (x and h to what the mode carries), so they are both the fallback and a check of what
+ * the modes mean.
  *
  * SPDX-License-Identifier: Apache-2.0
  */
 #include "bf16.h"
 #include "kernel_sets.h"
+#include "mxfp8.h"
 #include "numoe_kernels.h"
 
 #include <math.h>
@@ -16,13 +17,14 @@ enum { REF_TOKENS = 32 };
 
 static const int doubled[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
-/* 32 activations in natural order: exact: values with scale 1; fast: integers and their scale. */
+/* 32 activations in natural order: integers and their scale, or values with scale 1. */
 struct group {
     float v[NUMOE_TILE];
     float scale;
 };
 
-static void group_fast(const float v[NUMOE_TILE], struct group *g)
+/* Integers up to `most`; groups smaller than `least` everywhere are zero. */
+static void put_integers(const float v[NUMOE_TILE], float most, float least, struct group *g)
 {
     float amax = 0.0f;
     bool finite = true;
@@ -33,18 +35,55 @@ static void group_fast(const float v[NUMOE_TILE], struct group *g)
     }
     memset(g, 0, sizeof *g);
     g->scale = finite ? 0.0f : (float)NAN;
-    if (!finite || !(amax > 1e-35f))
+    if (!finite || !(amax > least))
         return;
     for (int k = 0; k < NUMOE_TILE; k++)
-        g->v[k] = rintf(v[k] * (127.0f / amax));
-    g->scale = amax * (1.0f / 127.0f);
+        g->v[k] = rintf(v[k] * (most / amax));
+    g->scale = amax / most;
 }
 
-static void group_exact(const float v[NUMOE_TILE], struct group *g)
+static void put_bf16(const float v[NUMOE_TILE], struct group *g)
 {
     for (int k = 0; k < NUMOE_TILE; k++)
         g->v[k] = numoe_bf16_to_float(numoe_float_to_bf16(v[k]));
     g->scale = 1.0f;
+}
+
+static void put_mxfp8(const float v[NUMOE_TILE], enum numoe_arithmetic mode, struct group *g)
+{
+    float amax = 0.0f;
+    bool finite = true;
+    uint32_t bits;
+    unsigned byte;
+
+    for (int k = 0; k < NUMOE_TILE; k++) {
+        finite = finite && isfinite(v[k]);
+        amax = fmaxf(amax, fabsf(v[k]));
+    }
+    memcpy(&bits, &amax, sizeof bits);
+    byte = numoe_mxfp8_scale(bits, mode);
+    for (int k = 0; k < NUMOE_TILE; k++)
+        g->v[k] = finite ? numoe_round_e4m3(v[k] * numoe_mxfp8_inverse(byte)) : (float)NAN;
+    g->scale = finite ? numoe_mxfp8_power(byte) : 1.0f;
+}
+
+static void put(const float v[NUMOE_TILE], enum numoe_arithmetic mode, struct group *g)
+{
+    switch (mode) {
+    case NUMOE_FAST:
+        put_integers(v, 127, 1e-35f, g);
+        break;
+    case NUMOE_FINE:
+        put_integers(v, 32512, 1e-33f, g);
+        break;
+    case NUMOE_EXACT:
+        put_bf16(v, g);
+        break;
+    case NUMOE_MXFP8:
+    case NUMOE_MXFP8_OCP:
+        put_mxfp8(v, mode, g);
+        break;
+    }
 }
 
 static size_t record_bytes(const struct numoe_slice_shape *shape)
@@ -60,7 +99,7 @@ static size_t scratch_bytes(const struct numoe_slice_shape *shape)
 }
 
 static void quantise(const struct numoe_slice_shape *shape, const void *x, enum numoe_type type,
-                     void *record, void (*put)(const float *, struct group *))
+                     enum numoe_arithmetic mode, void *record)
 {
     struct group *g = record;
 
@@ -69,20 +108,16 @@ static void quantise(const struct numoe_slice_shape *shape, const void *x, enum 
         for (uint64_t k = NUMOE_TILE * b; k < NUMOE_TILE * (b + 1) && k < shape->hidden; k++)
             v[k % NUMOE_TILE] = type == NUMOE_BF16 ? numoe_bf16_to_float(((const uint16_t *)x)[k])
                                                    : ((const float *)x)[k];
-        put(v, &g[b]);
+        put(v, mode, &g[b]);
     }
 }
 
-static void quantise_fast(const struct numoe_slice_shape *shape, const void *x,
-                          enum numoe_type type, void *record)
+static void values(const struct numoe_slice_shape *shape, const void *record, float *x)
 {
-    quantise(shape, x, type, record, group_fast);
-}
+    const struct group *g = record;
 
-static void quantise_exact(const struct numoe_slice_shape *shape, const void *x,
-                           enum numoe_type type, void *record)
-{
-    quantise(shape, x, type, record, group_exact);
+    for (uint64_t k = 0; k < shape->hidden; k++)
+        x[k] = g[k / NUMOE_TILE].v[k % NUMOE_TILE] * g[k / NUMOE_TILE].scale;
 }
 
 static float e8m0(uint8_t e)
@@ -104,8 +139,7 @@ static float dot(const uint8_t *codes, unsigned lane, const struct group *g)
     return sum * g->scale;
 }
 
-static void ffn_token(const struct numoe_ffn *f, unsigned token,
-                      void (*put)(const float *, struct group *))
+static void ffn_token(const struct numoe_ffn *f, unsigned token)
 {
     const struct numoe_slice_shape *shape = f->shape;
     const struct group *x = f->x[token];
@@ -129,7 +163,7 @@ static void ffn_token(const struct numoe_ffn *f, unsigned token,
             natural[numoe_lane_row(lane)] =
                 (float)numoe_activation_reference(f->activation, (double)gate, (double)up);
         }
-        put(natural, &h);
+        put(natural, f->arithmetic, &h);
         for (uint64_t p = 0; p < shape->hidden_tiles; p++) {
             const uint8_t *pair = slice + shape->down_offset + p / 2 * NUMOE_PAIR_BYTES;
             const uint64_t half = p % 2;
@@ -143,16 +177,10 @@ static void ffn_token(const struct numoe_ffn *f, unsigned token,
             y[i] += f->weight[token] * f->down_bias[i];
 }
 
-static void ffn_fast(const struct numoe_ffn *f)
+static void ffn(const struct numoe_ffn *f)
 {
     for (unsigned i = 0; i < f->tokens; i++)
-        ffn_token(f, i, group_fast);
-}
-
-static void ffn_exact(const struct numoe_ffn *f)
-{
-    for (unsigned i = 0; i < f->tokens; i++)
-        ffn_token(f, i, group_exact);
+        ffn_token(f, i);
 }
 
 static void combine(const struct numoe_combine *c)
@@ -178,32 +206,30 @@ static void combine(const struct numoe_combine *c)
     }
 }
 
-const struct numoe_kernels numoe_fast_ref = {
-    .isa = "ref",
-    .name = "fast ref",
-    .arithmetic = NUMOE_FAST,
-    .few_tokens = REF_TOKENS,
-    .few_limit = REF_TOKENS,
-    .many_tokens = REF_TOKENS,
-    .record_bytes = record_bytes,
-    .scratch_bytes = scratch_bytes,
-    .quantise = quantise_fast,
-    .few = ffn_fast,
-    .many = ffn_fast,
-    .combine = combine,
-};
+#define REF_SET(symbol, set_name, mode)                                                            \
+    static void quantise_##mode(const struct numoe_slice_shape *shape, const void *x,              \
+                                enum numoe_type type, void *record)                                \
+    {                                                                                              \
+        quantise(shape, x, type, mode, record);                                                    \
+    }                                                                                              \
+    const struct numoe_kernels symbol = {                                                          \
+        .isa = "ref",                                                                              \
+        .name = (set_name),                                                                        \
+        .arithmetic = (mode),                                                                      \
+        .few_tokens = REF_TOKENS,                                                                  \
+        .few_limit = REF_TOKENS,                                                                   \
+        .many_tokens = REF_TOKENS,                                                                 \
+        .record_bytes = record_bytes,                                                              \
+        .scratch_bytes = scratch_bytes,                                                            \
+        .quantise = quantise_##mode,                                                               \
+        .values = values,                                                                          \
+        .few = ffn,                                                                                \
+        .many = ffn,                                                                               \
+        .combine = combine,                                                                        \
+    }
 
-const struct numoe_kernels numoe_exact_ref = {
-    .isa = "ref",
-    .name = "exact ref",
-    .arithmetic = NUMOE_EXACT,
-    .few_tokens = REF_TOKENS,
-    .few_limit = REF_TOKENS,
-    .many_tokens = REF_TOKENS,
-    .record_bytes = record_bytes,
-    .scratch_bytes = scratch_bytes,
-    .quantise = quantise_exact,
-    .few = ffn_exact,
-    .many = ffn_exact,
-    .combine = combine,
-};
+REF_SET(numoe_fast_ref, "fast ref", NUMOE_FAST);
+REF_SET(numoe_exact_ref, "exact ref", NUMOE_EXACT);
+REF_SET(numoe_fine_ref, "fine ref", NUMOE_FINE);
+REF_SET(numoe_mxfp8_ref, "mxfp8 ref", NUMOE_MXFP8);
+REF_SET(numoe_mxfp8_ocp_ref, "mxfp8-ocp ref", NUMOE_MXFP8_OCP);

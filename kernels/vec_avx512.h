@@ -133,6 +133,15 @@ INL vi vi_round_bf16(vf v)
                             _mm512_set1_epi32((int)0xFFFF0000u));
 }
 
+/* A finite v rounded to four significant bits, ties to even. */
+INL vf vf_round_4_bits(vf v)
+{
+    const vi u = _mm512_castps_si512(v);
+    const vi lsb = _mm512_and_si512(_mm512_srli_epi32(u, 20), _mm512_set1_epi32(1));
+    const vi r = _mm512_add_epi32(u, _mm512_add_epi32(lsb, _mm512_set1_epi32(0x7FFFF)));
+    return _mm512_castsi512_ps(_mm512_and_si512(r, _mm512_set1_epi32((int)0xFFF00000u)));
+}
+
 INL void vf_store_bf16(uint16_t *p, vf v)
 {
     const __m256i half = _mm512_cvtepi32_epi16(_mm512_srli_epi32(vi_round_bf16(v), 16));
@@ -149,6 +158,50 @@ INL vi vi_bits(vf v)
     return _mm512_castps_si512(v);
 }
 
+INL vi vi_of_vf(vf v)
+{
+    return _mm512_cvtps_epi32(v);
+}
+
+/* q = 256 high + low for -32640 <= q <= 32639, both in -128..127 */
+INL vi vi_high_plane(vi q)
+{
+    return _mm512_srai_epi32(_mm512_add_epi32(q, _mm512_set1_epi32(128)), 8);
+}
+
+INL vi vi_low_plane(vi q, vi high)
+{
+    return _mm512_sub_epi32(q, _mm512_slli_epi32(high, 8));
+}
+
+INL vi vi_join_planes(vi high, vi low)
+{
+    return _mm512_add_epi32(_mm512_slli_epi32(high, 8), low);
+}
+
+/* Eight bits each: a + products of unsigned w and signed x, two summed into 16 bits. Adds wrap. */
+INL vi vi_dot_pairs(vi a, vi w, vi x)
+{
+    a = _mm512_add_epi16(a, _mm512_maddubs_epi16(w, x));
+    /* keep the chain: regrouped into a tree, the partial sums spill */
+    __asm__("" : "+v"(a));
+    return a;
+}
+
+/* The two 16-bit halves of every word, added. */
+INL vi vi_add_halves(vi v)
+{
+    return _mm512_madd_epi16(v, _mm512_set1_epi16(1));
+}
+
+#ifdef __AVX512VNNI__
+/* The same with four products summed into 32 bits. */
+INL vi vi_dot_quads(vi a, vi w, vi x)
+{
+    return _mm512_dpbusd_epi32(a, w, x);
+}
+#endif
+
 /* Nibble `step` of every 32-bit word as the float that the E2M1 code means. */
 INL vi vi_lookup_f32(vi v, int step)
 {
@@ -161,6 +214,40 @@ INL vi vi_shift_right_16(vi v, int bits)
 {
     return _mm512_srli_epi16(v, (unsigned)bits);
 }
+
+#ifdef __AVX512BF16__
+/* Nibble `step` of each half of every word as the bf16 that the E2M1 code means. The look-up takes
+ * five index bits, the fifth being a neighbour's, so the table holds its sixteen values twice. */
+INL vi vi_lookup_bf16(vi v, int step)
+{
+    static const uint16_t table[32] = {
+        0x0000, 0x3F00, 0x3F80, 0x3FC0, 0x4000, 0x4040, 0x4080, 0x40C0, 0x8000, 0xBF00, 0xBF80,
+        0xBFC0, 0xC000, 0xC040, 0xC080, 0xC0C0, 0x0000, 0x3F00, 0x3F80, 0x3FC0, 0x4000, 0x4040,
+        0x4080, 0x40C0, 0x8000, 0xBF00, 0xBF80, 0xBFC0, 0xC000, 0xC040, 0xC080, 0xC0C0};
+    return _mm512_permutexvar_epi16(vi_shift_right_16(v, 4 * step), vi_load(table));
+}
+
+/* a + products of the two bf16 of every word. */
+INL vf vf_dot_bf16(vf a, vi w, vi x)
+{
+    return _mm512_dpbf16_ps(a, (__m512bh)w, (__m512bh)x);
+}
+
+/* e - 127 in both halves of every word, as added to the exponent of a bf16. */
+INL vi vi_e8m0_bf16(const uint8_t *e)
+{
+    const vi wide = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)e));
+    const vi shifted = _mm512_slli_epi32(_mm512_sub_epi32(wide, _mm512_set1_epi32(127)), 7);
+    return _mm512_or_si512(_mm512_and_si512(shifted, _mm512_set1_epi32(0xFFFF)),
+                           _mm512_slli_epi32(shifted, 16));
+}
+
+/* 16-bit a + b where a is not 0. */
+INL vi vi_add_to_nonzero_16(vi a, vi b)
+{
+    return _mm512_mask_add_epi16(a, _mm512_test_epi16_mask(a, a), a, b);
+}
+#endif
 
 /* Doubled E2M1 + 12 of the low nibble of every byte. */
 INL vi vi_lookup(vi v)
@@ -178,12 +265,11 @@ INL uint32_t vf_amax_bits(const vf v[NV])
     return _mm512_reduce_max_epu32(a);
 }
 
-/* 32 floats to int8, rounded to nearest, saturated, in the same order. */
-INL __m256i vf_to_int8(const vf v[NV])
+/* 32 integers to int8, saturated, in the same order. */
+INL __m256i vi_to_int8(const vi v[NV])
 {
-    return _mm256_inserti128_si256(
-        _mm256_castsi128_si256(_mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(v[0]))),
-        _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(v[1])), 1);
+    return _mm256_inserti128_si256(_mm256_castsi128_si256(_mm512_cvtsepi32_epi8(v[0])),
+                                   _mm512_cvtsepi32_epi8(v[1]), 1);
 }
 
 /* Lane order to natural order. */

@@ -149,6 +149,7 @@ int numoe_bench_layer(struct numoe_bench *bench, struct numoe_model *model,
     uint32_t repetitions = request->repeat;
     struct numoe_result result;
     enum numoe_ceiling peak;
+    double ops;
     double seconds;
     int rc;
 
@@ -187,9 +188,13 @@ int numoe_bench_layer(struct numoe_bench *bench, struct numoe_model *model,
     }
     if (rc)
         goto out;
-    peak = info.desc.arithmetic == NUMOE_EXACT ? NUMOE_CEILING_EXACT : NUMOE_CEILING_INT8;
-    rc = measure(bench, &work, peak, 6 * (double)info.desc.hidden * (double)info.desc.intermediate,
-                 repetitions, cell, error);
+    peak = info.desc.arithmetic == NUMOE_FAST || info.desc.arithmetic == NUMOE_FINE
+               ? NUMOE_CEILING_INT8
+               : NUMOE_CEILING_EXACT;
+    /* two int8 products for each weight of the fine mode */
+    ops = (info.desc.arithmetic == NUMOE_FINE ? 12 : 6) * (double)info.desc.hidden *
+          (double)info.desc.intermediate;
+    rc = measure(bench, &work, peak, ops, repetitions, cell, error);
     if (!rc && checked) {
         struct numoe_bench_outputs outputs = {.layer = request->layer,
                                               .tokens = tokens,

@@ -17,8 +17,10 @@ static const uint32_t default_tokens[] = {1, 4, 16, 64, 256, 1024};
 enum { DEFAULT_TOKEN_COUNT = sizeof default_tokens / sizeof default_tokens[0] };
 
 /* The relative L2 distance to float64 that these weights and activations must stay within. */
-#define FAST_LIMIT 1.25e-2
-#define EXACT_LIMIT 2.5e-3
+static const double limits[NUMOE_ARITHMETICS + 1] = {
+    [NUMOE_FAST] = 1.25e-2, [NUMOE_EXACT] = 2.5e-3,   [NUMOE_FINE] = 1e-4,
+    [NUMOE_MXFP8] = 6e-2,   [NUMOE_MXFP8_OCP] = 1e-1,
+};
 
 /* One isa and arithmetic. */
 struct series {
@@ -75,7 +77,7 @@ static int measure_series(const struct cli_values *values, struct numoe *context
 {
     const uint32_t *tokens = values->tokens.count ? values->tokens.values : default_tokens;
     uint32_t kinds = values->tokens.count ? values->tokens.count : DEFAULT_TOKEN_COUNT;
-    double limit = series->arithmetic == NUMOE_EXACT ? EXACT_LIMIT : FAST_LIMIT;
+    double limit = limits[series->arithmetic];
     struct numoe_model_info info = {.size = sizeof info};
     struct numoe_error error = NUMOE_ERROR_INIT;
     struct numoe_bench *bench;

@@ -30,10 +30,11 @@ struct option_text {
 
 static const struct option_text option_texts[] = {
     [CLI_ARITHMETIC] = {"arithmetic", "fast|exact",
-                        "int8 activations, or bf16 with exact weights (default: fast)"},
+                        "activations in int8 (fast), 16-bit fixed point (fine), bf16 (exact) or\n"
+                        "MXFP8 (mxfp8, mxfp8-ocp: scale rounded up, OCP's rule) (default: fast)"},
     [CLI_ARITHMETICS] = {"arithmetic", "LIST",
-                         "fast (int8 activations), exact (bf16, exact weights) or both, as in\n"
-                         "fast,exact (default: fast)"},
+                         "one or several of fast, fine, exact, mxfp8, mxfp8-ocp: activations in\n"
+                         "int8, 16-bit fixed point, bf16, MXFP8 by two rules (default: fast)"},
     [CLI_CPUS] = {"cpus", "LIST", "pin workers to these CPUs only, as in 0,2,8-15"},
     [CLI_DOMAINS] = {"domains", "N",
                      "nodes share memory channels in so many groups, as many in each package\n"
@@ -59,10 +60,11 @@ static const struct option_text option_texts[] = {
     [CLI_HIDDEN] = {"hidden", "N", "width of an expert's input and output"},
     [CLI_INTERMEDIATE] = {"intermediate", "N", "width of an expert inside"},
     [CLI_ISA] = {"isa", "NAME",
-                 "instructions to use: ref, avx2, avx512 or avx512vnni\n"
+                 "instructions to use: ref, avx2, avxvnni, avx512, avx512vnni, avx512vnni256\n"
                  "(default: NUMOE_ISA of the environment, else the best here)"},
     [CLI_ISAS] = {"isa", "LIST",
-                  "instructions to use, one or several of ref, avx2, avx512, avx512vnni\n"
+                  "instructions to use, one or several of ref, avx2, avxvnni, avx512, avx512vnni,\n"
+                  "avx512vnni256\n"
                   "(default: NUMOE_ISA of the environment, else the best here)"},
     [CLI_JSON] = {"json", NULL, "print JSON instead of text"},
     [CLI_KEEP_FREE] = {"keep-free", "SIZE",
@@ -270,24 +272,21 @@ static int parse_arithmetics(const char *text, bool several, struct cli_values *
     values->arithmetic_count = 0;
     do {
         size_t length = strcspn(p, ",");
-        enum numoe_arithmetic one;
+        int one = cli_arithmetic_by_name(p, length);
 
-        if (length == 4 && !strncmp(p, "fast", 4))
-            one = NUMOE_FAST;
-        else if (length == 5 && !strncmp(p, "exact", 5))
-            one = NUMOE_EXACT;
-        else
+        if (!one || (values->arithmetic_count && !several))
             goto malformed;
-        if (values->arithmetic_count == (several ? 2 : 1) ||
-            (values->arithmetic_count && values->arithmetics[0] == one))
-            goto malformed;
-        values->arithmetics[values->arithmetic_count++] = one;
+        for (uint32_t i = 0; i < values->arithmetic_count; i++)
+            if (values->arithmetics[i] == (enum numoe_arithmetic)one)
+                goto malformed;
+        values->arithmetics[values->arithmetic_count++] = (enum numoe_arithmetic)one;
         p += length;
     } while (*p++);
     return 0;
 malformed:
-    return numoe_error_set(error, -EINVAL, NULL, "\"%s\" is neither fast nor exact%s", text,
-                           several ? " nor fast,exact" : "");
+    return numoe_error_set(error, -EINVAL, NULL,
+                           "\"%s\" is not %s fast, exact, fine, mxfp8, mxfp8-ocp", text,
+                           several ? "one or several of" : "one of");
 }
 
 /* Names are cut apart here; whether one is known, and runs here, is for the library to say. */

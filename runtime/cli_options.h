@@ -98,7 +98,7 @@ struct cli_values {
     char *isa_text; /* holds what isas point to */
     const char *isas[CLI_MAX_ISAS];
     uint32_t isa_count;
-    enum numoe_arithmetic arithmetics[2];
+    enum numoe_arithmetic arithmetics[NUMOE_ARITHMETICS];
     uint32_t arithmetic_count;
     const char *explain;
     enum numoe_form form;

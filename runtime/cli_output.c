@@ -181,7 +181,21 @@ json_t *cli_json_number(double value)
     return isfinite(value) ? json_real(value) : json_null();
 }
 
+static const char *const arithmetics[NUMOE_ARITHMETICS + 1] = {[NUMOE_FAST] = "fast",
+                                                               [NUMOE_EXACT] = "exact",
+                                                               [NUMOE_FINE] = "fine",
+                                                               [NUMOE_MXFP8] = "mxfp8",
+                                                               [NUMOE_MXFP8_OCP] = "mxfp8-ocp"};
+
 const char *cli_arithmetic_name(enum numoe_arithmetic arithmetic)
 {
-    return arithmetic == NUMOE_EXACT ? "exact" : "fast";
+    return arithmetics[arithmetic];
+}
+
+int cli_arithmetic_by_name(const char *name, size_t length)
+{
+    for (int i = 1; i <= NUMOE_ARITHMETICS; i++)
+        if (strlen(arithmetics[i]) == length && !strncmp(name, arithmetics[i], length))
+            return i;
+    return 0;
 }

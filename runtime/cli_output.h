@@ -48,5 +48,7 @@ int cli_print_json(struct json_t *object);
 struct json_t *cli_json_number(double value);
 
 const char *cli_arithmetic_name(enum numoe_arithmetic arithmetic);
+/* The mode of that name, the first length bytes; 0: none. */
+int cli_arithmetic_by_name(const char *name, size_t length);
 
 #endif

@@ -11,7 +11,7 @@ static int run(const struct cli_values *values)
     (void)values;
     printf("numoe %s\n", numoe_version());
     printf("built by %s\n", __VERSION__);
-    for (int arithmetic = NUMOE_FAST; arithmetic <= NUMOE_EXACT; arithmetic++) {
+    for (int arithmetic = 1; arithmetic <= NUMOE_ARITHMETICS; arithmetic++) {
         const struct numoe_kernels *kernels;
 
         printf("%s kernels on this CPU, best first:", cli_arithmetic_name(arithmetic));

@@ -5,6 +5,8 @@
  */
 #include "context.h"
 
+#include "choose_kernels.h"
+
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -98,6 +100,22 @@ static int start_pool(struct numoe *context, const struct numoe_options *options
     return rc;
 }
 
+/* Where nothing is asked for and AVX-512 VNNI is there, the width of vectors is chosen by trial. */
+static void choose_width(struct numoe *context)
+{
+    const struct numoe_kernels *wide = numoe_kernels_select(NUMOE_FAST, "avx512vnni", NULL);
+    const struct numoe_kernels *half = numoe_kernels_select(NUMOE_FAST, "avx512vnni256", NULL);
+    struct numoe_choice choice;
+
+    if (*context->isa || !wide || !half)
+        return;
+    numoe_choose_kernels(context->pool, wide, half, 2000000, &choice);
+    strncpy(context->isa, choice.chosen->isa, sizeof context->isa - 1);
+    numoe_log_write(&context->log, NUMOE_LOG_INFO,
+                    "%s: vectors of 512 and 256 bits reach 1 : %.2f with all workers", context->isa,
+                    choice.rates[0] > 0 ? choice.rates[1] / choice.rates[0] : 1);
+}
+
 /* A GPU that cannot be used is no failure: the CPU computes, and the reason is kept and told. */
 static int open_gpu(struct numoe *context, const struct numoe_options *options,
                     struct numoe_error *error)
@@ -173,6 +191,8 @@ int numoe_open(const struct numoe_options *options, struct numoe **out, struct n
     if (rc)
         goto fail;
     rc = start_pool(context, &o, error);
+    if (!rc)
+        choose_width(context);
     if (!rc)
         rc = open_gpu(context, &o, error);
     if (rc)

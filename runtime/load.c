@@ -508,7 +508,7 @@ static int read_options(const struct numoe_load_options *given, struct numoe_loa
                                given->size);
     memcpy(out, given, given->size < sizeof *out ? given->size : sizeof *out);
     out->size = sizeof *out;
-    if (out->arithmetic && out->arithmetic != NUMOE_FAST && out->arithmetic != NUMOE_EXACT)
+    if ((unsigned)out->arithmetic > NUMOE_ARITHMETICS)
         return numoe_error_set(error, -EINVAL, "numoe_load_options", "arithmetic %d is not known",
                                (int)out->arithmetic);
     return 0;

@@ -51,7 +51,9 @@ struct numoe_options {
     uint32_t cpu_count;
     uint64_t keep_free_bytes; /**< memory to leave free on each node */
     const char *isa;          /**< NULL: environment NUMOE_ISA, else the best; "ref", "avx2",
-                                   "avx512", "avx512vnni" */
+                                   "avxvnni", "avx512", "avx512vnni", "avx512vnni256". With
+                                   AVX-512 VNNI the best is found by timing vectors of 512 and of
+                                   256 bits with all workers, 6 ms; results are the same bits */
     uint64_t spin_ns;         /**< an idle worker spins so long, then sleeps */
     bool pin_caller;          /**< for the time of each call pin the calling thread, which works as
                                    worker 0, to that worker's CPU, and give it its old mask back (two or

@@ -878,6 +878,7 @@ static void compute_run(const struct numoe_schedule *s, const struct schedule_ru
         const struct numoe_ffn ffn = {
             .shape = &model->shape,
             .activation = &model->desc.activation,
+            .arithmetic = k->arithmetic,
             .slices = run->slices,
             .slice_count = run->slice_count,
             .down_bias = run->down_bias,

@@ -62,7 +62,7 @@ struct numoe_predict_options {
     uint32_t gpu_count;
     const uint32_t *tokens; /**< tokens a pass; NULL: 1, 4, 16 and 256 to 65536 */
     uint32_t token_count;
-    const char *isa; /**< avx2, avx512, avx512vnni, ref; NULL: from the CPU's name */
+    const char *isa; /**< as numoe_kernels_select; NULL: from the CPU's name */
     double ghz;      /**< of all cores at work; 0: from the CPU's name */
     /** The number format of the weights, in words, when no kernel computes it yet: predictions,
      *  which are then of bytes alone, say so. NULL: kernels do */

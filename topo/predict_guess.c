@@ -124,6 +124,8 @@ static const struct {
 } isas[] = {
     {"ref", 4, "plain C"},
     {"avx2", 64, "256-bit vpmaddubsw"},
+    {"avxvnni", 64, "256-bit vpdpbusd"},
+    {"avx512vnni256", 64, "256-bit vpdpbusd"},
     {"avx512", 128, "512-bit vpmaddubsw"},
     {"avx512vnni", 128, "512-bit vpdpbusd"},
 };
@@ -157,7 +159,9 @@ bool predict_guess_cpu(const char *model, const char *isa, struct cpu_guess *gue
             /* narrower vectors than its own run at the same rate, or at two a cycle where wide
              * ones are split in halves */
             double vectors =
-                of->vectors < 2 && i < 2 && strcmp(of->isa, isas[i].name) != 0 ? 2 : of->vectors;
+                of->vectors < 2 && isas[i].ops < 128 && strcmp(of->isa, isas[i].name) != 0
+                    ? 2
+                    : of->vectors;
 
             guess->isa = isas[i].name;
             guess->ops_a_cycle = isas[i].ops * (i ? vectors : 1);

@@ -36,8 +36,22 @@ enum numoe_arithmetic {
     NUMOE_FAST = 1,
     /** bf16 activations, exact weights, fp32 sums, h rounded to bf16: about 0.2 %. Where the CPU
      *  multiplies bf16 itself, subnormal activations count as zero. */
-    NUMOE_EXACT = 2
+    NUMOE_EXACT = 2,
+    /** 16-bit fixed point activations with one fp32 scale for each group of 32, integer dots:
+     *  about 0.005 %. An activation is off by at most 1/65024 of the largest of its group, so one
+     *  that is under 1/127 of that is rounded more coarsely than bf16 would. A group whose largest
+     *  magnitude is under 1e-33 counts as zero. */
+    NUMOE_FINE = 3,
+    /** As exact with activations and h rounded to MXFP8 (E4M3 in groups of 32), for comparison
+     *  with engines that multiply MXFP8 by MXFP4: about 4 %. The group's scale is its largest
+     *  magnitude / 448, rounded up to a power of two. */
+    NUMOE_MXFP8 = 4,
+    /** The same with OCP's own rule: scale 2^(floor(log2 largest) - 8), and values saturate. */
+    NUMOE_MXFP8_OCP = 5
 };
+
+/** Number of arithmetic modes, which are 1 .. NUMOE_ARITHMETICS. */
+enum { NUMOE_ARITHMETICS = 5 };
 
 /** Whether a GPU computes. */
 enum numoe_gpu_mode {

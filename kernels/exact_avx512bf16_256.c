@@ -1,0 +1,38 @@
+/*
+ * Exact and MXFP8 modes, AVX-512 BF16 in 256-bit vectors: the same bits as exact_avx512bf16.c.
+ *
+ *   y = sum_s W2[:, s] act(W1[s] x, W3[s] x)   (numoe_kernels.h), x and h in bf16, sums in fp32
+ *
+ * See fast_avx512vnni256.c for when.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#include "kernel_sets.h"
+
+#include "vec_avx2.h"
+
+#include "vec_math.h"
+
+#include "operand_bf16.h"
+
+#include "form_common.h"
+
+enum {
+    FEW_TOKENS = 4,
+    FEW_LIMIT = FEW_TOKENS,
+    FEW_AHEAD = 8704,
+    MANY_TOKENS = 96,
+    MANY_ROWS = 2,
+    MANY_SUB = 12,
+    MANY_CHUNK = 4,
+    MANY_RUN = 4
+};
+#define FEW_STREAMS(M) 2
+#define FEW_ROWS(M) 2
+#include "form_few.h"
+#define MANY_BLOCK 12
+#include "form_many.h"
+
+KERNEL_SET(numoe_exact_avx512bf16_256, "avx512vnni256", "exact avx512bf16-256", NUMOE_EXACT);
+KERNEL_SET(numoe_mxfp8_avx512bf16_256, "avx512vnni256", "mxfp8 avx512bf16-256", NUMOE_MXFP8);
+KERNEL_SET(numoe_mxfp8_ocp_avx512bf16_256, "avx512vnni256", "mxfp8-ocp avx512bf16-256",
+           NUMOE_MXFP8_OCP);
