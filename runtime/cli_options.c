@@ -44,6 +44,10 @@ static const struct option_text option_texts[] = {
                     "predict with a GPU: its link hangs on that memory node, and so much of\n"
                     "its memory is for experts, as in a10@4,25GB/s,24GB; once for each\n"
                     "(default: those of the machine whose link and memory are known)"},
+    [CLI_IDLE] =
+        {"idle", "SECONDS",
+         "then sleep so long and report the CPU time used meanwhile, and how long a first\n"
+         "call after sleep takes"},
     [CLI_ISA] = {"isa", "NAME",
                  "instructions to use: ref, avx2, avx512 or avx512vnni\n"
                  "(default: NUMOE_ISA of the environment, else the best here)"},
@@ -305,6 +309,8 @@ static int set_option(enum cli_option option, const char *text, struct cli_value
     case CLI_GPU:
         values->gpu = true;
         return 0;
+    case CLI_IDLE:
+        return parse_count(text, UINT32_MAX, &values->idle_s, error);
     case CLI_ISA:
     case CLI_ISAS:
         return parse_isas(text, option == CLI_ISAS, values, error);

@@ -34,6 +34,7 @@ enum cli_option {
     CLI_EXPLAIN,
     CLI_GPU,
     CLI_GPU_AT,
+    CLI_IDLE,
     CLI_ISA,
     CLI_ISAS,
     CLI_JSON,
@@ -79,7 +80,7 @@ struct cli_rate {
 struct cli_values {
     const char *directory, *model, *save, *topology, *svg, *png;
     struct cli_list cpus, nodes, tokens;
-    uint64_t duration_s, experts, layers, keep_free_bytes, seed, steps;
+    uint64_t duration_s, experts, idle_s, layers, keep_free_bytes, seed, steps;
     uint32_t repeat, threads, workers;
     bool json, measure, smt, gpu, resident, stream, spill;
     enum numoe_memory_policy memory_policy;

@@ -321,10 +321,10 @@ close:
     return code;
 }
 
-static const enum cli_option options[] = {CLI_TOKENS,  CLI_REPEAT,   CLI_ARITHMETIC, CLI_ISA,
-                                          CLI_WORKERS, CLI_TOPOLOGY, CLI_MEMORY,     CLI_SPILL,
-                                          CLI_NODES,   CLI_CPUS,     CLI_KEEP_FREE,  CLI_SEED,
-                                          CLI_GPU,     CLI_STREAM,   CLI_JSON,       CLI_END};
+static const enum cli_option options[] = {
+    CLI_TOKENS, CLI_REPEAT, CLI_ARITHMETIC, CLI_ISA,  CLI_WORKERS,      CLI_TOPOLOGY,
+    CLI_MEMORY, CLI_SPILL,  CLI_NODES,      CLI_CPUS, CLI_RESERVE_CPUS, CLI_KEEP_FREE,
+    CLI_SEED,   CLI_GPU,    CLI_STREAM,     CLI_JSON, CLI_END};
 
 const struct cli_verb cli_run = {
     .name = "run",
