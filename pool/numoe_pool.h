@@ -131,8 +131,8 @@ int numoe_pool_create(const struct numoe_pool_config *config, struct numoe_pool 
  * numoe_pool_cancel makes that short. Lent threads are given back: numoe_pool_lend returns.
  * In a process forked from the pool's, only frees memory.
  * @param pool    NULL does nothing
- * @thread not inside an item of the pool; no other call on it but numoe_pool_lend may be running,
- *         and none follow
+ * @thread not inside an item of the pool; no other call on it may be running or follow, but for
+ *         numoe_pool_lend by threads that have been lent (not: are about to be)
  */
 void numoe_pool_destroy(struct numoe_pool *pool);
 
@@ -164,8 +164,8 @@ int numoe_pool_submit(struct numoe_pool *pool, const struct numoe_pool_job *job,
 int numoe_pool_wait(struct numoe_pool *pool, uint64_t ticket);
 
 /**
- * Have a submitted job run no further item. Those that have begun, or are just beginning, run to their
- * end; numoe_pool_wait is still to be called, and returns when none is running any more.
+ * Have a submitted job run no further item. Those that have begun, or are just beginning, run to
+ * their end; numoe_pool_wait is still to be called, and returns when none is running any more.
  * @return 0; -EALREADY the job is done; -EINVAL no such ticket; -ECHILD as numoe_pool_run
  * @thread any, also inside an item. Never blocks.
  */

@@ -54,6 +54,7 @@ int numoe_pool_masks_create(struct numoe_pool *pool)
         if (rc == EINVAL)
             size *= 2;
     }
+    atomic_store_explicit(&pool->watching, true, memory_order_relaxed);
     /* Refused altogether (a filter): pinning will be refused as well, and reported then. */
     pool->mask_size = size;
     pool->mask_saved = numoe_pool_os_memory(1, size);
@@ -153,8 +154,9 @@ static bool count_cpus(struct numoe_pool *pool)
 
 void numoe_pool_count_cpus(struct numoe_pool *pool)
 {
-    count_cpus(pool);
+    count_cpus(pool); /* `watching` since before the threads were started */
     atomic_store_explicit(&pool->watch_ns, numoe_pool_os_now_ns() + WATCH_NS, memory_order_relaxed);
+    atomic_store_explicit(&pool->watching, false, memory_order_release);
 }
 
 /* Whether the worker's pinning has changed. */
@@ -171,33 +173,37 @@ static bool look_at_own_cpu(struct numoe_pool_worker_slot *slot)
     return true;
 }
 
-void numoe_pool_watch(struct numoe_pool_hand *hand)
+/* By a worker without a CPU of its own. @return whether the number of CPUs has changed */
+static bool count_again(struct numoe_pool *pool, bool at_once)
 {
-    struct numoe_pool *pool = hand->pool;
-    bool changed = false;
-    uint64_t now, due;
+    uint64_t now = numoe_pool_os_now_ns();
+    bool changed;
 
-    if (hand->worker == 0 || hand->lent)
-        return; /* the application's threads are its own affair */
-    if (hand->slot->os_cpu != UINT32_MAX) {
-        changed = look_at_own_cpu(hand->slot);
-        if (changed)
-            atomic_store_explicit(&pool->cpus_changed, true, memory_order_relaxed);
-        if (is_pinned(hand->slot))
-            return; /* its mask says nothing about other workers */
-    }
-    now = numoe_pool_os_now_ns();
-    due = atomic_load_explicit(&pool->watch_ns, memory_order_relaxed);
-    if (!changed && now < due)
-        return;
+    if (!at_once && now < atomic_load_explicit(&pool->watch_ns, memory_order_relaxed))
+        return false;
     /* Acquire and release: the mask is the one's who watches. Who finds another at it leaves it to
      * that one, or to a later look. */
     if (atomic_exchange_explicit(&pool->watching, true, memory_order_acquire))
-        return;
+        return false;
     atomic_store_explicit(&pool->watch_ns, now + WATCH_NS, memory_order_relaxed);
-    if (count_cpus(pool))
-        atomic_store_explicit(&pool->cpus_changed, true, memory_order_relaxed);
+    changed = count_cpus(pool);
     atomic_store_explicit(&pool->watching, false, memory_order_release);
+    return changed;
+}
+
+void numoe_pool_watch(struct numoe_pool_hand *hand)
+{
+    struct numoe_pool *pool = hand->pool;
+    struct numoe_pool_worker_slot *slot = hand->slot;
+    bool changed;
+
+    if (hand->worker == 0 || hand->lent)
+        return; /* the application's threads are its own affair */
+    changed = slot->os_cpu != UINT32_MAX && look_at_own_cpu(slot);
+    if (!is_pinned(slot)) /* else its mask says nothing about other workers */
+        changed |= count_again(pool, changed);
+    if (changed)
+        atomic_store_explicit(&pool->cpus_changed, true, memory_order_relaxed);
 }
 
 /* ---- telling --------------------------------------------------------------------------------- */

@@ -111,6 +111,7 @@ struct numoe_pool_join {
     alignas(NUMOE_POOL_LINE) _Atomic uint32_t finished;
 };
 struct numoe_pool_branch {
+    _Atomic uint32_t *finished;
     uint32_t begin, end; /* the workers whose shares are counted here or below */
     uint32_t parent;     /* or NUMOE_POOL_NO_PARENT: all workers */
 };
@@ -127,10 +128,11 @@ enum { NUMOE_POOL_INFO_NEXT = 24, NUMOE_POOL_INFO_TIME = 32 };
 #define NUMOE_POOL_INFO_SUBMITTED ((uint64_t)1 << 29) /* worker 0 may be absent */
 
 struct numoe_pool {
-    /* Written by submitter and finisher; all workers spin on it. A job of up to three phases is
-     * handed over in this one line. */
+    /* Written by submitter and finisher; all workers spin on it. A job of up to two phases is
+     * handed over in this one line; with very few workers it also comes back in it. */
     alignas(NUMOE_POOL_LINE) _Atomic uint64_t seq;
     _Atomic(void *) context;
+    _Atomic uint32_t finished; /* the counter of the only leaf of very few workers */
     struct numoe_pool_phase_slot slots[NUMOE_POOL_MAX_PHASES];
 
     /* Written when workers park and wake. */

@@ -14,7 +14,8 @@
  * what it has finished of one claim. The add that reaches the number of items in the leaf's shares
  * makes its thread the leaf's finisher: it puts the counter back to 0 and adds that number to the
  * parent, and so on. The finisher of the root is the finisher of the phase. A few workers have one
- * leaf that is the root.
+ * leaf that is the root, and very few have it in the line of seq, which its finisher is to write
+ * next.
  *   - How many items make a counter complete is read from the job before the add: the thread still
  *     holds items that keep the phase open. After an add that completed nothing it holds none.
  *   - Nobody adds to a counter between its last add of a phase and its being put back to 0: all of
@@ -38,6 +39,7 @@
 #include <stdlib.h>
 
 enum {
+    VERY_FEW = 4, /* workers whose adding does not disturb those that spin on seq */
     SINGLE = 8,   /* workers that one counter serves well, whatever their groups */
     LEAF = 16,    /* most workers in a leaf */
     CHILDREN = 8, /* most children of a branch */
@@ -67,17 +69,16 @@ bool numoe_pool_join(struct numoe_pool *pool, const struct numoe_pool_view *view
 {
     for (uint32_t at = leaf;;) {
         const struct numoe_pool_branch *branch = &pool->branches[at];
-        _Atomic uint32_t *finished = &pool->joins[at].finished;
         uint32_t all = view->items;
 
         if (branch->parent != NUMOE_POOL_NO_PARENT)
             all = numoe_pool_share_begin(pool, view, branch->end) -
                   numoe_pool_share_begin(pool, view, branch->begin);
         /* Release: our items are done. Acquire: if this is the last add, so are all others'. */
-        if (atomic_fetch_add_explicit(finished, items, memory_order_acq_rel) + items != all)
+        if (atomic_fetch_add_explicit(branch->finished, items, memory_order_acq_rel) + items != all)
             return false;
         /* Before the add to the parent, or the store of seq, that lets others add again. */
-        atomic_store_explicit(finished, 0, memory_order_relaxed);
+        atomic_store_explicit(branch->finished, 0, memory_order_relaxed);
         if (branch->parent == NUMOE_POOL_NO_PARENT)
             return true;
         items = all;
@@ -95,7 +96,7 @@ static uint32_t step(const struct numoe_pool_worker *workers, uint32_t w)
 
 static uint32_t add_branch(struct numoe_pool *pool, uint32_t *count, uint32_t begin, uint32_t end)
 {
-    pool->branches[*count] = (struct numoe_pool_branch){begin, end, NUMOE_POOL_NO_PARENT};
+    pool->branches[*count] = (struct numoe_pool_branch){NULL, begin, end, NUMOE_POOL_NO_PARENT};
     return (*count)++;
 }
 
@@ -171,6 +172,10 @@ static int build_join(struct numoe_pool *pool, const struct numoe_pool_worker *w
         add_level(pool, workers, &count, list, left, UINT32_MAX);
     free(list);
     pool->joins = numoe_pool_os_lines(count * sizeof *pool->joins, NUMOE_POOL_LINE);
+    for (uint32_t b = 0; pool->joins && b < count; b++)
+        pool->branches[b].finished = &pool->joins[b].finished;
+    if (pool->worker_count <= VERY_FEW)
+        pool->branches[0].finished = &pool->finished;
     return pool->joins ? 0 : -ENOMEM;
 }
 

@@ -103,4 +103,17 @@ int numoe_bench_layer(struct numoe_bench *bench, struct numoe_model *model,
                       const struct numoe_bench_request *request, struct numoe_bench_cell *cell,
                       struct numoe_error *error);
 
+struct numoe_bench_idle {
+    double seconds, cpu_s;             /* slept, and CPU time of the process meanwhile */
+    uint32_t calls;                    /* of each kind */
+    double first_us_p50, first_us_p99; /* an empty job of all workers that find themselves asleep */
+    double warm_us_p50, warm_us_p99;   /* the same right after another */
+};
+
+/*
+ * Sleep for so long, once the workers have ended their spin, and see what they use meanwhile; then
+ * time some first calls after a sleep of 5 ms.
+ */
+void numoe_bench_idle(struct numoe *context, double seconds, struct numoe_bench_idle *idle);
+
 #endif

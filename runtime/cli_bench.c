@@ -37,7 +37,8 @@ struct bench_report {
     uint64_t resident_bytes, huge_bytes, buffer_bytes;
     struct series *series;
     uint32_t series_count;
-    bool wrong; /* some cell missed its limit */
+    struct numoe_bench_idle idle; /* with --idle: of the last series */
+    bool wrong;                   /* some cell missed its limit */
 };
 
 static void fill_progress(uint64_t done, uint64_t total)
@@ -136,8 +137,24 @@ static int measure_series(const struct cli_values *values, struct numoe *context
     return code;
 }
 
+static void measure_idle(const struct cli_values *values, struct numoe *context,
+                         struct bench_report *report)
+{
+    const struct numoe_bench_idle *idle = &report->idle;
+
+    cli_progress("sleeping for %" PRIu64 " s", values->idle_s);
+    numoe_bench_idle(context, (double)values->idle_s, &report->idle);
+    cli_progress_end();
+    if (!values->json)
+        printf("\nasleep for %.0f s: %.6f s of CPU time, %.4f %% of a CPU\n"
+               "an empty call of all workers: first after sleep %.1f us (p99 %.1f), warm %.2f us"
+               " (p99 %.2f), %" PRIu32 " calls each\n",
+               idle->seconds, idle->cpu_s, 100 * idle->cpu_s / idle->seconds, idle->first_us_p50,
+               idle->first_us_p99, idle->warm_us_p50, idle->warm_us_p99, idle->calls);
+}
+
 static int run_series(const struct cli_values *values, const char *isa,
-                      enum numoe_arithmetic arithmetic, struct bench_report *report)
+                      enum numoe_arithmetic arithmetic, bool last, struct bench_report *report)
 {
     struct series *series = &report->series[report->series_count];
     struct numoe_error error = NUMOE_ERROR_INIT;
@@ -162,6 +179,8 @@ static int run_series(const struct cli_values *values, const char *isa,
         putchar('\n');
     report->series_count++;
     code = measure_series(values, context, model, series, report);
+    if (!code && last && values->idle_s)
+        measure_idle(values, context, report);
 destroy:
     numoe_model_destroy(model);
 close:
@@ -230,6 +249,22 @@ static json_t *json_of_report(const struct bench_report *report)
         (json_int_t)report->resident_bytes, "huge_bytes", (json_int_t)report->huge_bytes);
 }
 
+/* Adds the members of --idle. */
+static json_t *json_with_idle(const struct bench_report *report, json_t *root)
+{
+    const struct numoe_bench_idle *idle = &report->idle;
+
+    if (!root || !idle->calls)
+        return root;
+    json_object_set_new(root, "idle_seconds", cli_json_number(idle->seconds));
+    json_object_set_new(root, "idle_cpu_s", cli_json_number(idle->cpu_s));
+    json_object_set_new(root, "first_call_us_p50", cli_json_number(idle->first_us_p50));
+    json_object_set_new(root, "first_call_us_p99", cli_json_number(idle->first_us_p99));
+    json_object_set_new(root, "warm_call_us_p50", cli_json_number(idle->warm_us_p50));
+    json_object_set_new(root, "warm_call_us_p99", cli_json_number(idle->warm_us_p99));
+    return root;
+}
+
 static int run(const struct cli_values *values)
 {
     struct bench_report report = {.desc = NUMOE_MODEL_DESC_INIT};
@@ -238,6 +273,10 @@ static int run(const struct cli_values *values)
     uint32_t arithmetics = values->arithmetic_count ? values->arithmetic_count : 1;
     int code;
 
+    if (values->gpu && values->idle_s) {
+        cli_error("bench", "--idle is for the CPU's workers, without --gpu");
+        return CLI_USAGE;
+    }
     if (values->gpu)
         return cli_bench_gpu(values);
     if (values->resident || values->stream) {
@@ -256,11 +295,13 @@ static int run(const struct cli_values *values)
         return CLI_NO_ROOM;
     }
     for (uint32_t i = 0; i < isas * arithmetics && !code; i++)
-        code = run_series(
-            values, values->isa_count ? values->isas[i / arithmetics] : NULL,
-            values->arithmetic_count ? values->arithmetics[i % arithmetics] : NUMOE_FAST, &report);
+        code =
+            run_series(values, values->isa_count ? values->isas[i / arithmetics] : NULL,
+                       values->arithmetic_count ? values->arithmetics[i % arithmetics] : NUMOE_FAST,
+                       i + 1 == isas * arithmetics, &report);
     if (!code)
-        code = values->json ? cli_print_json(json_of_report(&report)) : cli_flush(CLI_OK);
+        code = values->json ? cli_print_json(json_with_idle(&report, json_of_report(&report)))
+                            : cli_flush(CLI_OK);
     if (!code && report.wrong) {
         cli_error("bench", "results differ from the reference by more than the limit");
         code = CLI_CHECK_FAILED;
@@ -272,9 +313,10 @@ static int run(const struct cli_values *values)
 }
 
 static const enum cli_option options[] = {
-    CLI_MODEL,    CLI_LAYERS,  CLI_EXPERTS, CLI_TOKENS,   CLI_ISAS,   CLI_ARITHMETICS, CLI_REPEAT,
-    CLI_PLAN,     CLI_WORKERS, CLI_THREADS, CLI_TOPOLOGY, CLI_NODES,  CLI_CPUS,        CLI_FORM,
-    CLI_OPTIMIZE, CLI_SEED,    CLI_GPU,     CLI_RESIDENT, CLI_STREAM, CLI_JSON,        CLI_END};
+    CLI_MODEL,  CLI_LAYERS, CLI_EXPERTS,      CLI_TOKENS,  CLI_ISAS,     CLI_ARITHMETICS,
+    CLI_REPEAT, CLI_PLAN,   CLI_WORKERS,      CLI_THREADS, CLI_TOPOLOGY, CLI_NODES,
+    CLI_CPUS,   CLI_FORM,   CLI_OPTIMIZE,     CLI_SEED,    CLI_GPU,      CLI_RESIDENT,
+    CLI_STREAM, CLI_IDLE,   CLI_RESERVE_CPUS, CLI_JSON,    CLI_END};
 
 const struct cli_verb cli_bench = {
     .name = "bench",

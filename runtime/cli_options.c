@@ -59,6 +59,10 @@ static const struct option_text option_texts[] = {
                     "(default: those of the machine whose link and memory are known)"},
     [CLI_HIDDEN] = {"hidden", "N", "width of an expert's input and output"},
     [CLI_INTERMEDIATE] = {"intermediate", "N", "width of an expert inside"},
+    [CLI_IDLE] =
+        {"idle", "SECONDS",
+         "then sleep so long and report the CPU time used meanwhile, and how long a first\n"
+         "call after sleep takes"},
     [CLI_ISA] = {"isa", "NAME",
                  "instructions to use: ref, avx2, avxvnni, avx512, avx512vnni, avx512vnni256\n"
                  "(default: NUMOE_ISA of the environment, else the best here)"},
@@ -393,6 +397,8 @@ static int set_option(enum cli_option option, const char *text, struct cli_value
         return parse_count(text, UINT32_MAX, &values->hidden, error);
     case CLI_INTERMEDIATE:
         return parse_count(text, UINT32_MAX, &values->intermediate, error);
+    case CLI_IDLE:
+        return parse_count(text, UINT32_MAX, &values->idle_s, error);
     case CLI_ISA:
     case CLI_ISAS:
         return parse_isas(text, option == CLI_ISAS, values, error);

@@ -40,6 +40,7 @@ enum cli_option {
     CLI_GPU_AT,
     CLI_HIDDEN,
     CLI_INTERMEDIATE,
+    CLI_IDLE,
     CLI_ISA,
     CLI_ISAS,
     CLI_JSON,
@@ -88,7 +89,7 @@ struct cli_rate {
 struct cli_values {
     const char *directory, *model, *save, *topology, *svg, *png, *plan;
     struct cli_list cpus, nodes, tokens;
-    uint64_t duration_s, experts, layers, keep_free_bytes, seed, steps;
+    uint64_t duration_s, experts, idle_s, layers, keep_free_bytes, seed, steps;
     uint64_t experts_per_token, hidden, intermediate;
     enum numoe_format format;
     uint32_t repeat, threads, workers;

@@ -141,6 +141,8 @@ int cli_open(const char *verb, const struct cli_values *values, const char *isa,
     options.node_count = values->nodes.count;
     options.cpus = values->cpus.values;
     options.cpu_count = values->cpus.count;
+    options.reserved_cpus = values->reserved.values;
+    options.reserved_count = values->reserved.count;
     options.keep_free_bytes = values->keep_free_bytes;
     options.memory_policy = values->memory_policy;
     options.memory_spill = values->spill;

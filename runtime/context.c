@@ -16,11 +16,6 @@ const char *numoe_version(void)
     return NUMOE_VERSION;
 }
 
-struct numoe_pool *numoe_context_pool(struct numoe *context)
-{
-    return context->pool;
-}
-
 const struct numoe_machine *numoe_context_machine(const struct numoe *context)
 {
     return context->machine;
@@ -61,43 +56,6 @@ static int copy_list(const uint32_t *list, uint32_t count, uint32_t **out, uint3
     memcpy(*out, list, count * sizeof **out);
     *out_count = count;
     return 0;
-}
-
-static int start_pool(struct numoe *context, const struct numoe_options *options,
-                      struct numoe_error *error)
-{
-    const struct numoe_plan *plan = context->plan;
-    const uint32_t count = options->threads ? options->threads : plan->worker_count;
-    struct numoe_pool_config config = NUMOE_POOL_CONFIG_INIT;
-    struct numoe_pool_worker *workers;
-    int rc;
-
-    if (count > NUMOE_POOL_MAX_WORKERS)
-        return numoe_error_set(error, -EINVAL, "threads", "%u is more than %d", count,
-                               NUMOE_POOL_MAX_WORKERS);
-    workers = calloc(count, sizeof *workers);
-    if (!workers)
-        return numoe_error_set(error, -ENOMEM, "workers", "no memory for %u workers", count);
-    for (uint32_t w = 0; w < count; w++) {
-        const struct numoe_plan_worker *from = &plan->workers[w % plan->worker_count];
-        workers[w] = (struct numoe_pool_worker){
-            /* threads beyond the plan share its CPUs, wherever the system puts them */
-            .os_cpu = context->described || w >= plan->worker_count ? UINT32_MAX : from->os_cpu,
-            .l3 = from->l3,
-            .node = from->plan_node,
-            .domain = from->domain,
-            .package = from->package,
-        };
-    }
-    config.worker_count = count;
-    config.workers = workers;
-    config.pin_caller = options->pin_caller && !context->described;
-    config.spin_ns = options->spin_ns;
-    config.chaos_seed = options->chaos_seed;
-    config.log = &context->log;
-    rc = numoe_pool_create(&config, &context->pool, error);
-    free(workers);
-    return rc;
 }
 
 /* Where nothing is asked for and AVX-512 VNNI is there, the width of vectors is chosen by trial. */
@@ -180,6 +138,9 @@ int numoe_open(const struct numoe_options *options, struct numoe **out, struct n
     rc = copy_list(o.nodes, o.node_count, &context->nodes, &context->node_count);
     if (!rc)
         rc = copy_list(o.cpus, o.cpu_count, &context->cpus, &context->cpu_count);
+    if (!rc)
+        rc = copy_list(o.reserved_cpus, o.reserved_count, &context->reserved_cpus,
+                       &context->reserved_count);
     if (rc) {
         numoe_error_set(error, rc, "options", "out of memory");
         goto fail;
@@ -190,7 +151,7 @@ int numoe_open(const struct numoe_options *options, struct numoe **out, struct n
     rc = numoe_context_make_plan(context, &o, error);
     if (rc)
         goto fail;
-    rc = start_pool(context, &o, error);
+    rc = numoe_context_start_pool(context, &o, error);
     if (!rc)
         choose_width(context);
     if (!rc)
@@ -219,6 +180,7 @@ void numoe_close(struct numoe *context)
     pthread_mutex_destroy(&context->turn);
     free(context->nodes);
     free(context->cpus);
+    free(context->reserved_cpus);
     free(context);
 }
 

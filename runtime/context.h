@@ -40,8 +40,9 @@ struct numoe {
     bool gpu_stream;
     atomic_bool gpu_loss_said; /* that the CPU computes instead of a device that was lost */
     uint64_t keep_free_bytes;
-    uint32_t *nodes, *cpus; /* requested OS indices */
-    uint32_t node_count, cpu_count, worker_request;
+    uint32_t *nodes, *cpus, *reserved_cpus; /* requested OS indices */
+    uint32_t node_count, cpu_count, reserved_count, worker_request, lent_threads;
+    uint64_t spin_ns;
     enum numoe_form form;
     uint32_t groups;
     enum numoe_objective objective;
@@ -117,6 +118,9 @@ void numoe_context_drop_plan(const struct numoe *context, struct numoe_plan *pla
 /* Group the model's plan nodes for every reach. Returns 0 or -ENOMEM. */
 int numoe_model_group(struct numoe_model *model);
 void numoe_model_ungroup(struct numoe_model *model);
+
+int numoe_context_start_pool(struct numoe *context, const struct numoe_options *options,
+                             struct numoe_error *error);
 
 /* Finish and drop a submission of this model. */
 void numoe_context_forget(struct numoe_model *model);

@@ -28,6 +28,8 @@ static int make(const struct numoe *context, const struct numoe_expert_shape *sh
     request.node_count = context->node_count;
     request.cpus = context->cpus;
     request.cpu_count = context->cpu_count;
+    request.reserved_cpus = context->reserved_cpus;
+    request.reserved_count = context->reserved_count;
     request.keep_free_bytes = context->keep_free_bytes;
     request.form = context->form;
     request.groups = context->groups;

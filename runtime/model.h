@@ -19,6 +19,7 @@ int numoe_model_expert_shape(const struct numoe_model_desc *desc, struct numoe_e
                              struct numoe_error *error);
 
 struct numoe_pool *numoe_context_pool(struct numoe *context);
+uint64_t numoe_context_spin_ns(const struct numoe *context);
 const struct numoe_machine *numoe_context_machine(const struct numoe *context);
 const struct numoe_log *numoe_context_log(const struct numoe *context);
 

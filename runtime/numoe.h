@@ -79,11 +79,20 @@ struct numoe_options {
     enum numoe_form form; /**< how models are divided among nodes; 0: as costs least */
     uint32_t groups;      /**< with NUMOE_FORM_GROUPS: how many; 0: memory domains or packages */
     enum numoe_objective objective; /**< what costs are of; 0: decode and prefill alike */
+    const uint32_t *reserved_cpus;  /**< OS indices: the cores of these CPUs get no worker, on any
+                                         of their threads; they are the engine's own. NULL: none */
+    uint32_t reserved_count;
+    uint32_t lent_threads;       /**< the last so many of the workers get no thread of numoe's: the
+                                      engine's own threads may be lent for them (numoe_lend). Others do
+                                      what falls to those that are absent */
+    uint32_t steal_trip_percent; /**< a worker fetches work from far only if that is worth the trip;
+                                      this much of what it costs by the machine's measured
+                                      latencies or its distances. 0: always */
 };
 
 #define NUMOE_OPTIONS_INIT                                                                         \
     {                                                                                              \
-        .size = sizeof(struct numoe_options), .spin_ns = 200000                                    \
+        .size = sizeof(struct numoe_options), .spin_ns = 200000, .steal_trip_percent = 100         \
     }
 
 /**
@@ -100,9 +109,27 @@ int numoe_open(const struct numoe_options *options, struct numoe **context,
 
 /**
  * Stop the workers and free everything. All models must have been destroyed. NULL is allowed.
- * @thread any, when no other call on the context is running
+ * @thread any, when no other call on the context is running but numoe_lend
  */
 void numoe_close(struct numoe *context);
+
+/**
+ * Lend the calling thread to the context's workers. It computes with them and sleeps while there is
+ * nothing to do, until it is recalled or the context is closed.
+ * @param index  which of options.lent_threads, from 0
+ * @return 0 after numoe_recall; -ESHUTDOWN after numoe_close; at once -EINVAL (no such index),
+ *         -EBUSY (another thread is lent for it), -ECHILD as numoe_forward
+ * @thread any; may do nothing else meanwhile
+ */
+int numoe_lend(struct numoe *context, uint32_t index);
+
+/**
+ * Ask for a lent thread back. It returns from numoe_lend once it finds nothing more to do in the
+ * step at hand, a part of a layer.
+ * @return 0; -ESRCH (none is lent), -EINVAL, -ECHILD
+ * @thread any. Never blocks.
+ */
+int numoe_recall(struct numoe *context, uint32_t index);
 
 /* ---- models --------------------------------------------------------------------------------- */
 

@@ -2,6 +2,8 @@
  * The ways to fork and join that are compared.
  *
  *   numoe        the pool of a context, as an engine has it
+ *   numoe, told  the same, told that an item takes 1 ns, as the executor tells it of its items: a
+ *                phase that is over sooner than anyone is awake wakes nobody
  *   libgomp      what `#pragma omp parallel` becomes, by its entry point
  *   pthreadpool  pthreadpool_parallelize_1d
  *   bare         two threads and one word, nothing else: the other one spins on it, or sleeps on it
@@ -50,12 +52,23 @@ static void numoe_way_item(void *unused, uint32_t i, uint32_t worker)
     item(i);
 }
 
-static void numoe_way_fork_join(uint32_t workers)
+static void run_items(uint32_t workers, uint32_t item_ns)
 {
-    const struct numoe_pool_job job = {.phase_count = 1,
-                                       .phases = {{.run = numoe_way_item, .items = workers}}};
+    const struct numoe_pool_job job = {
+        .phase_count = 1,
+        .phases = {{.run = numoe_way_item, .items = workers, .item_ns = item_ns}}};
 
     numoe_pool_run(numoe_context_pool(context), &job);
+}
+
+static void numoe_way_fork_join(uint32_t workers)
+{
+    run_items(workers, 0);
+}
+
+static void told_fork_join(uint32_t workers)
+{
+    run_items(workers, 1);
 }
 
 static void numoe_way_destroy(void)
@@ -207,6 +220,7 @@ static void bare_destroy(void)
 
 const struct fork_join_way fork_join_ways[] = {
     {"numoe", 0, numoe_way_create, numoe_way_fork_join, numoe_way_destroy},
+    {"numoe, told", 0, numoe_way_create, told_fork_join, numoe_way_destroy},
     {"libgomp", 0, gomp_create, gomp_fork_join, gomp_destroy},
     {"pthreadpool", 0, peer_create, peer_fork_join, peer_destroy},
     {"bare", 2, bare_create, bare_fork_join, bare_destroy},

@@ -239,6 +239,9 @@ int soak_step_pool(struct soak *soak, struct soak_random *random)
                                         : soak_between(random, 1, MOST_POOL_WORKERS));
     config.chaos_seed = soak_once(random, 2) ? soak_next(random) | 1 : 0;
     config.spin_ns = spins_ns[soak_below(random, sizeof spins_ns / sizeof spins_ns[0])];
+    if (soak_once(random, 4)) /* and nobody comes for them */
+        config.lent_workers = (uint32_t)soak_below(random, config.worker_count);
+    config.trip_ns[NUMOE_POOL_ELSEWHERE] = soak_below(random, 3) ? soak_below(random, 5000) : 0;
     workers = calloc(config.worker_count, sizeof *workers);
     if (!callers || !workers) {
         rc = soak_fail(soak, -ENOMEM, "no memory for a pool");

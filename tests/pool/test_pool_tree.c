@@ -232,7 +232,7 @@ static void finish_all(struct numoe_pool *pool, const struct numoe_pool_view *vi
     }
     cr_assert_eq(complete, 1);
     for (uint32_t b = 0; b < branch_count(pool); b++)
-        cr_assert_eq(pool->joins[b].finished, 0);
+        cr_assert_eq(*pool->branches[b].finished, 0);
     free(left);
 }
 

@@ -783,6 +783,27 @@ Test(cli_checkpoint, missing_and_empty_directories_are_exit_code_4)
     assert_refused(answer, 4, directory);
 }
 
+Test(cli_bench, sleeps_and_reports_what_that_cost, .timeout = 300)
+{
+    struct answer answer = numoe("bench", "--experts", "1", "--tokens", "1", "--repeat", "1",
+                                 "--isa", "ref", "--idle", "1", "--json", NULL);
+    json_t *root = parse(&answer);
+
+    cr_assert_eq(number(root, "idle_seconds"), 1);
+    cr_assert_geq(number(root, "idle_cpu_s"), 0);
+    cr_assert_lt(number(root, "idle_cpu_s"), 0.02);
+    cr_assert_gt(number(root, "first_call_us_p50"), 0);
+    cr_assert_leq(number(root, "first_call_us_p50"), number(root, "first_call_us_p99"));
+    cr_assert_gt(number(root, "warm_call_us_p99"), 0);
+    json_decref(root);
+    forget(&answer);
+    answer = numoe("bench", "--experts", "1", "--tokens", "1", "--repeat", "1", "--isa", "ref",
+                   "--idle", "1", NULL);
+    cr_assert_eq(answer.status, 0);
+    cr_assert(strstr(answer.out, "asleep for 1 s: 0.0"), "%s", answer.out);
+    forget(&answer);
+}
+
 Test(cli_bench, measures_what_it_is_told_as_json, .timeout = 300)
 {
     struct answer answer = numoe("bench", "--experts", "1", "--tokens", "1,3", "--repeat", "2",

@@ -741,6 +741,28 @@ Test(plan_workers, quota_and_affinity_of_this_machine)
 }
 
 /* As in a container of one CPU: its number counts, not its place. */
+/* One worker a core, but not more than whole CPUs of the quota. */
+Test(plan_workers, as_many_as_cores_and_quota_allow)
+{
+    static const struct {
+        double quota;
+        uint32_t workers;
+    } cases[] = {{0, 8},    {0.3, 1}, {1, 1},    {1.99, 1}, {2, 2},
+                 {2.99, 2}, {7.5, 7}, {8.01, 8}, {100, 8}};
+    struct numoe_machine *machine = machine_of("pack:2 [numa(memory=16GB)] core:4 pu:2");
+    struct numoe_plan_request request = NUMOE_PLAN_REQUEST_INIT;
+
+    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+        struct numoe_plan *plan;
+
+        machine->cpu_quota = cases[c].quota;
+        plan = plan_of(machine, &request);
+        cr_assert_eq(plan->worker_count, cases[c].workers, "quota %g", cases[c].quota);
+        numoe_plan_free(plan);
+    }
+    numoe_machine_free(machine);
+}
+
 Test(plan_workers, a_mask_of_one_cpu_gives_one_worker_there)
 {
     struct numoe_plan_request request = NUMOE_PLAN_REQUEST_INIT;
