@@ -121,6 +121,8 @@ struct numoe_expert_source {
     const float *gate_bias; /**< I floats bias_step elements apart, or NULL */
     const float *up_bias;   /**< likewise */
     uint64_t bias_step;     /**< 1, or 2 for interleaved biases */
+    uint64_t first_row;     /**< gate and up begin with this row, a multiple of 32; those before
+                                 are not there. Biases begin with the first */
 };
 
 /** What numoe_pack_slices met. */

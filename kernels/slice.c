@@ -161,10 +161,11 @@ int numoe_pack_slices(const struct numoe_slice_shape *shape,
                       const struct numoe_expert_source *source, uint64_t first, uint64_t count,
                       void *out, struct numoe_pack_report *report)
 {
-    const uint64_t H = source->hidden, I = source->intermediate;
+    const uint64_t H = source->hidden, I = source->intermediate, F = source->first_row;
     const uint64_t slices = I / 32 + (I % 32 != 0);
 
-    if (H != shape->hidden || first > slices || count > slices - first)
+    if (H != shape->hidden || first > slices || count > slices - first || first < F / 32 ||
+        F % 32 != 0)
         return -EINVAL;
     for (uint64_t s = first; s < first + count; s++) {
         uint8_t *slice = (uint8_t *)out + (s - first) * shape->bytes;
@@ -173,11 +174,13 @@ int numoe_pack_slices(const struct numoe_slice_shape *shape,
 
         for (uint64_t b = 0; b < shape->hidden_tiles; b++) {
             uint8_t *pair = slice + b * NUMOE_PAIR_BYTES;
-            rc = pack_tile(&source->gate, I, H, 32 * s, b, pair, 0, NUMOE_GATE, report);
+            rc = pack_tile(&source->gate, I - F, H, 32 * s - F, b, pair, 0, NUMOE_GATE, report);
             if (!rc)
-                rc = pack_tile(&source->up, I, H, 32 * s, b, pair, 1, NUMOE_UP, report);
-            if (rc)
+                rc = pack_tile(&source->up, I - F, H, 32 * s - F, b, pair, 1, NUMOE_UP, report);
+            if (rc) {
+                report->bad_row += F;
                 return rc;
+            }
         }
         /* an odd last tile is paired with rows past H, which pack as zeros */
         for (uint64_t p = 0; p < (shape->hidden_tiles + 1) / 2 * 2; p++) {

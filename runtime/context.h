@@ -111,7 +111,8 @@ int numoe_context_make_plan(struct numoe *context, const struct numoe_options *o
                             struct numoe_error *error);
 /* The plan of a model on the context's nodes and workers. */
 int numoe_context_plan(const struct numoe *context, const struct numoe_expert_shape *shape,
-                       struct numoe_plan **plan, struct numoe_error *error);
+                       const struct numoe_range *range, struct numoe_plan **plan,
+                       struct numoe_error *error);
 /* Free a model's plan, unless it is the context's. NULL is allowed. */
 void numoe_context_drop_plan(const struct numoe *context, struct numoe_plan *plan);
 

@@ -16,13 +16,15 @@
 
 /* What every plan of this context asks for; a model adds its shape. */
 static int make(const struct numoe *context, const struct numoe_expert_shape *shape,
-                struct numoe_plan **plan, struct numoe_error *error)
+                const struct numoe_range *range, struct numoe_plan **plan,
+                struct numoe_error *error)
 {
     const struct numoe_kernels *kernels = numoe_kernels_select(NUMOE_FAST, context->isa, NULL);
     struct numoe_predict_options predict = NUMOE_PREDICT_OPTIONS_INIT;
     struct numoe_plan_request request = NUMOE_PLAN_REQUEST_INIT;
 
     request.shape = *shape;
+    request.range = *range;
     request.workers = context->worker_request;
     request.nodes = context->nodes;
     request.node_count = context->node_count;
@@ -64,30 +66,37 @@ int numoe_context_make_plan(struct numoe *context, const struct numoe_options *o
                             struct numoe_error *error)
 {
     const struct numoe_expert_shape nothing = {0};
+    const struct numoe_range none = {0};
     int rc;
 
     context->plan_given = options->plan || options->plan_file;
     if (!context->plan_given)
-        return make(context, &nothing, &context->plan, error);
+        return make(context, &nothing, &none, &context->plan, error);
     rc = load(options, &context->plan, error);
     return rc ? rc : numoe_plan_check(context->plan, context->machine, &context->log, error);
 }
 
 /* "layers 43, and 2 in this model" of each number that differs; empty: none. */
-static void differences(const struct numoe_expert_shape *plan,
-                        const struct numoe_expert_shape *model, char *text, size_t size)
+static void differences(const struct numoe_plan *plan, const struct numoe_expert_shape *model,
+                        const struct numoe_range *range, char *text, size_t size)
 {
     const struct {
         const char *name;
         uint64_t plan, model;
     } fields[] = {
-        {"layers", plan->layers, model->layers},
-        {"experts a layer", plan->experts, model->experts},
-        {"experts a token", plan->experts_per_token, model->experts_per_token},
-        {"hidden", plan->hidden, model->hidden},
-        {"slices an expert", plan->slices, model->slices},
-        {"bytes a slice", plan->slice_bytes, model->slice_bytes},
-        {"bytes of biases an expert", plan->expert_bytes, model->expert_bytes},
+        {"layers", plan->shape.layers, model->layers},
+        {"experts a layer", plan->shape.experts, model->experts},
+        {"experts a token", plan->shape.experts_per_token, model->experts_per_token},
+        {"hidden", plan->shape.hidden, model->hidden},
+        {"slices an expert", plan->shape.slices, model->slices},
+        {"bytes a slice", plan->shape.slice_bytes, model->slice_bytes},
+        {"bytes of biases an expert", plan->shape.expert_bytes, model->expert_bytes},
+        {"first slice held", plan->range.first_slice, range->first_slice},
+        {"slices held end with", plan->range.end_slice,
+         range->end_slice ? range->end_slice : model->slices},
+        {"first expert held", plan->range.first_expert, range->first_expert},
+        {"experts held end with", plan->range.end_expert,
+         range->end_expert ? range->end_expert : model->experts},
     };
     size_t used = 0;
 
@@ -100,13 +109,14 @@ static void differences(const struct numoe_expert_shape *plan,
 }
 
 int numoe_context_plan(const struct numoe *context, const struct numoe_expert_shape *shape,
-                       struct numoe_plan **plan, struct numoe_error *error)
+                       const struct numoe_range *range, struct numoe_plan **plan,
+                       struct numoe_error *error)
 {
     char text[400];
 
     if (!context->plan_given)
-        return make(context, shape, plan, error);
-    differences(&context->plan->shape, shape, text, sizeof text);
+        return make(context, shape, range, plan, error);
+    differences(context->plan, shape, range, text, sizeof text);
     if (*text)
         return numoe_error_set(error, -ESTALE, "plan", "it is for another model: %s", text);
     *plan = context->plan;

@@ -35,7 +35,7 @@ static void tables(void *user, uint64_t layer, const uint64_t *region_at, uint32
                    float *down_bias)
 {
     const struct numoe_model *model = user;
-    const uint64_t experts = model->desc.experts, slices = model->plan->shape.slices;
+    const uint64_t experts = model->desc.experts, slices = numoe_plan_held(model->plan).slices;
     const uint64_t slice_units = model->shape.bytes / NUMOE_ALIGNMENT;
     const uint64_t width = model->shape.hidden_tiles * NUMOE_TILE;
 
@@ -51,7 +51,7 @@ static void tables(void *user, uint64_t layer, const uint64_t *region_at, uint32
         }
         if (!(model->state[q] & EXPERT_PRESENT))
             slice_at[e * slices] = NUMOE_GPU_ABSENT;
-        if (down_bias)
+        if (down_bias && numoe_model_holds(model, e))
             memcpy(down_bias + e * width, numoe_model_down_bias(model, layer, e),
                    width * sizeof *down_bias);
     }
@@ -122,8 +122,8 @@ int numoe_gpu_attach(struct numoe_model *model, struct numoe_error *error)
         .activation = model->desc.activation,
         .layers = model->desc.layers,
         .experts = model->desc.experts,
-        .slices = (uint32_t)model->plan->shape.slices,
-        .down_bias = model->desc.bias,
+        .slices = (uint32_t)numoe_plan_held(model->plan).slices,
+        .down_bias = model->desc.bias && !model->plan->range.first_slice,
         .region_count = model->plan->node_count,
         .arena = arena,
         .region = region,

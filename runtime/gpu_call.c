@@ -39,7 +39,8 @@ static void rewrite(const struct numoe_model *model, uint64_t layer,
 
     for (uint64_t i = 0; i < batch->tokens * batch->top_k; i++) {
         const int64_t id = numoe_batch_id(batch, i);
-        if (id < 0 || (batch->elsewhere && (uint64_t)id < experts && batch->elsewhere[id]))
+        if (id < 0 || ((uint64_t)id < experts && (!numoe_model_holds(model, (uint64_t)id) ||
+                                                  (batch->elsewhere && batch->elsewhere[id]))))
             ids[i] = ENTRY_ELSEWHERE;
         else if ((uint64_t)id >= experts)
             ids[i] = ENTRY_SKIPPED;

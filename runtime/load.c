@@ -84,6 +84,7 @@ struct load {
     struct numoe_reader *reader;
     struct turn *turns;
     uint64_t turn_count, next_turn, packed;
+    uint64_t expert_bytes; /* that are read of each */
     uint8_t *memory;
     uint64_t memory_bytes;
     struct slot slots[SLOTS_MAX], *free_slots;
@@ -108,21 +109,59 @@ static int by_file_order(const void *a, const void *b)
     return x->expert < y->expert ? -1 : x->expert > y->expert;
 }
 
+/* Where the parts of an expert lie, as far as they are read: of gate and up the rows of the model's
+ * range, of down all, as a slice of it is some bytes of each row. */
+static void find_parts(const struct load *l, uint64_t layer, uint64_t expert,
+                       struct numoe_extent parts[NUMOE_PART_COUNT])
+{
+    const struct numoe_range *range = &numoe_model_plan(l->model)->range;
+    const uint64_t rows = l->desc->intermediate, first = range->first_slice * NUMOE_TILE;
+    const uint64_t end =
+        range->end_slice * NUMOE_TILE < rows ? range->end_slice * NUMOE_TILE : rows;
+    unsigned p;
+
+    numoe_checkpoint_expert(l->ckpt, layer, expert, parts);
+    for (p = 0; p < NUMOE_PART_COUNT; p++) {
+        const uint64_t row = parts[p].bytes / rows;
+
+        if (p == NUMOE_PART_DOWN_CODES || p == NUMOE_PART_DOWN_SCALES)
+            continue;
+        parts[p].offset += first * row;
+        parts[p].bytes = (end - first) * row;
+    }
+}
+
+/* Bytes of one expert that are read. */
+static uint64_t read_bytes(const struct load *l)
+{
+    const struct numoe_range *range = &numoe_model_plan(l->model)->range;
+    struct numoe_extent parts[NUMOE_PART_COUNT];
+    uint64_t bytes = 0;
+    unsigned p;
+
+    find_parts(l, 0, range->first_expert, parts);
+    for (p = 0; p < NUMOE_PART_COUNT; p++)
+        bytes += parts[p].bytes;
+    return bytes;
+}
+
 static int list_turns(struct load *l)
 {
-    uint64_t layer, expert, i = 0, count = l->desc->layers * l->desc->experts;
+    const struct numoe_range *range = &numoe_model_plan(l->model)->range;
+    uint64_t layer, expert, i = 0;
+    uint64_t count = l->desc->layers * (range->end_expert - range->first_expert);
 
     l->turns = malloc(count * sizeof *l->turns);
     if (!l->turns)
         return numoe_error_set(l->error, -ENOMEM, NULL, "no memory for the order of %llu experts",
                                (unsigned long long)count);
     for (layer = 0; layer < l->desc->layers; layer++)
-        for (expert = 0; expert < l->desc->experts; expert++, i++) {
+        for (expert = range->first_expert; expert < range->end_expert; expert++, i++) {
             struct numoe_extent parts[NUMOE_PART_COUNT];
             struct turn *turn = &l->turns[i];
             unsigned p;
 
-            numoe_checkpoint_expert(l->ckpt, layer, expert, parts);
+            find_parts(l, layer, expert, parts);
             *turn =
                 (struct turn){parts[0].offset, parts[0].file, (uint32_t)layer, (uint32_t)expert};
             for (p = 1; p < NUMOE_PART_COUNT; p++)
@@ -134,6 +173,7 @@ static int list_turns(struct load *l)
         }
     qsort(l->turns, count, sizeof *l->turns, by_file_order);
     l->turn_count = count;
+    l->expert_bytes = read_bytes(l);
     return 0;
 }
 
@@ -200,7 +240,7 @@ static int start_slot(struct load *l, struct slot *slot)
 
     slot->turn = l->turns[l->next_turn++];
     slot->read_count = 0;
-    numoe_checkpoint_expert(l->ckpt, slot->turn.layer, slot->turn.expert, parts);
+    find_parts(l, slot->turn.layer, slot->turn.expert, parts);
     for (i = 0; i < NUMOE_PART_COUNT; i++) {
         for (j = i; j > 0 && (parts[order[j - 1]].file > parts[i].file ||
                               (parts[order[j - 1]].file == parts[i].file &&
@@ -351,7 +391,8 @@ static int start_packing(struct load *l, struct slot *slot)
         .intermediate = l->desc->intermediate,
         .gate = matrix(slot, NUMOE_PART_GATE_CODES, l->desc->hidden),
         .up = matrix(slot, NUMOE_PART_UP_CODES, l->desc->hidden),
-        .down = matrix(slot, NUMOE_PART_DOWN_CODES, l->desc->intermediate)};
+        .down = matrix(slot, NUMOE_PART_DOWN_CODES, l->desc->intermediate),
+        .first_row = numoe_model_plan(l->model)->range.first_slice * NUMOE_TILE};
     list_items(l, p);
     code = numoe_pool_submit(l->pool, &p->job, &p->ticket);
     if (code < 0) {
@@ -425,8 +466,8 @@ static int tell_progress(struct load *l, bool end)
     if (!l->options->progress || (!end && time - l->told < PROGRESS_NS))
         return 0;
     l->told = time;
-    progress.bytes_done = l->packed * numoe_checkpoint_expert_bytes(l->ckpt);
-    progress.bytes_total = numoe_checkpoint_bytes(l->ckpt);
+    progress.bytes_done = l->packed * l->expert_bytes;
+    progress.bytes_total = l->turn_count * l->expert_bytes;
     progress.seconds = (double)(time - l->began) * 1e-9;
     if (l->options->progress(l->options->user, &progress))
         return numoe_error_set(
@@ -541,6 +582,7 @@ int numoe_model_load(struct numoe *context, const char *directory,
     if (code < 0)
         goto out;
     desc = *numoe_checkpoint_desc(l->ckpt);
+    desc.range = settings.range;
     if (settings.arithmetic)
         desc.arithmetic = settings.arithmetic;
     l->desc = &desc;
@@ -557,7 +599,7 @@ int numoe_model_load(struct numoe *context, const char *directory,
         code = load_experts(l);
     if (code == 0)
         numoe_model_set_origin(
-            l->model, numoe_checkpoint_family(l->ckpt)->name, numoe_checkpoint_bytes(l->ckpt),
+            l->model, numoe_checkpoint_family(l->ckpt)->name, l->turn_count * l->expert_bytes,
             (double)((int64_t)numoe_now_ns() - l->began) * 1e-9, numoe_reader_path(l->reader));
 out:
     unload(l);

@@ -125,7 +125,7 @@ static int place(struct numoe_model *model, struct numoe_error *error)
     }
     for (uint64_t q = 0; q < experts; q++) {
         const uint64_t layer = q / desc->experts, expert = q % desc->experts;
-        uint64_t from = 0;
+        uint64_t from = numoe_plan_boundary(model->plan, layer, expert, 0);
         for (uint32_t n = 0; n < nodes; n++) {
             const uint64_t to = numoe_plan_boundary(model->plan, layer, expert, n + 1);
             const uint64_t next = model->nodes[n].start[q] + (to - from);
@@ -325,7 +325,7 @@ int numoe_model_create(struct numoe *context, const struct numoe_model_desc *des
     rc = shapes(model, &shape, error);
     if (rc)
         goto fail;
-    rc = numoe_context_plan(context, &shape, &model->plan, error);
+    rc = numoe_context_plan(context, &shape, &d.range, &model->plan, error);
     if (rc)
         goto fail;
     rc = numoe_model_group(model);
@@ -375,7 +375,7 @@ const void *numoe_model_run(const struct numoe_model *model, uint64_t layer, uin
     const uint64_t q = layer * model->desc.experts + expert;
     const struct model_node *node = &model->nodes[plan_node];
 
-    *first = 0;
+    *first = model->plan->range.first_slice;
     for (uint32_t n = 0; n < plan_node; n++)
         *first += model->nodes[n].start[q + 1] - model->nodes[n].start[q];
     *count = node->start[q + 1] - node->start[q];
@@ -418,12 +418,22 @@ int numoe_model_store_range(struct numoe_model *model, uint64_t layer, uint64_t 
     return 0;
 }
 
+bool numoe_model_holds(const struct numoe_model *model, uint64_t expert)
+{
+    const struct numoe_range *range = &model->plan->range;
+
+    return expert >= range->first_expert && expert < range->end_expert;
+}
+
+/* NULL when another rank has the expert's slice 0. */
 static float *bias_row(const struct numoe_model *model, uint64_t layer, uint64_t expert)
 {
     const uint64_t q = layer * model->desc.experts + expert;
     const struct model_node *node = &model->nodes[model->bias_node[q]];
     const uint64_t row = model->shape.hidden_tiles * NUMOE_TILE * sizeof(float);
 
+    if (model->plan->range.first_slice || !numoe_model_holds(model, expert))
+        return NULL;
     return (float *)(void *)(node->base + node->bias_offset + model->bias_place[q] * row);
 }
 
@@ -432,7 +442,7 @@ void numoe_model_store_down_bias(struct numoe_model *model, uint64_t layer, uint
 {
     float *row = bias_row(model, layer, expert);
 
-    for (uint64_t i = 0; i < model->shape.hidden_tiles * NUMOE_TILE; i++) {
+    for (uint64_t i = 0; row && i < model->shape.hidden_tiles * NUMOE_TILE; i++) {
         const uint64_t from = i / NUMOE_TILE * NUMOE_TILE + numoe_lane_row(i % NUMOE_TILE);
         row[i] = from < model->desc.hidden ? down_bias[from] : 0.0f;
     }
@@ -474,9 +484,9 @@ struct store_job {
 static void store_item(void *context, uint32_t item, uint32_t worker)
 {
     struct store_job *job = context;
-    const uint64_t slices = job->model->plan->shape.slices;
-    const uint64_t first = item * job->slices_an_item;
-    const uint64_t left = slices - first;
+    const struct numoe_range *range = &job->model->plan->range;
+    const uint64_t first = range->first_slice + item * job->slices_an_item;
+    const uint64_t left = range->end_slice - first;
 
     (void)worker;
     job->results[item] = numoe_model_store_range(
@@ -531,6 +541,11 @@ int numoe_expert_load(struct numoe_model *model, uint64_t layer, uint64_t expert
                                (unsigned long long)layer, (unsigned long long)expert,
                                (unsigned long long)model->desc.layers,
                                (unsigned long long)model->desc.experts);
+    if (!numoe_model_holds(model, expert))
+        return numoe_error_set(
+            error, -EINVAL, "expert", "expert %llu is held elsewhere: here are %llu to %llu",
+            (unsigned long long)expert, (unsigned long long)model->plan->range.first_expert,
+            (unsigned long long)model->plan->range.end_expert - 1);
     memcpy(&w, weights, weights->size < sizeof w ? weights->size : sizeof w);
     rc = check_weights(model, &w, error);
     if (rc)
@@ -547,7 +562,7 @@ int numoe_expert_load(struct numoe_model *model, uint64_t layer, uint64_t expert
     };
     job = (struct store_job){.model = model, .source = &source, .layer = layer, .expert = expert};
     job.slices_an_item = 8;
-    items = (uint32_t)((model->plan->shape.slices + 7) / 8);
+    items = (uint32_t)((numoe_plan_held(model->plan).slices + 7) / 8);
     job.reports = calloc(items, sizeof *job.reports);
     job.results = calloc(items, sizeof *job.results);
     if (!job.reports || !job.results) {
@@ -586,16 +601,17 @@ out:
 int numoe_model_info(const struct numoe_model *model, struct numoe_model_info *info)
 {
     struct numoe_model_info now = {.size = sizeof now};
+    struct numoe_expert_shape held;
 
     if (!model || !info || info->size < sizeof info->size)
         return -EINVAL;
+    held = numoe_plan_held(model->plan);
     now.desc = model->desc;
     memcpy(now.family, model->family, sizeof now.family);
     strncpy(now.kernels, model->kernels->name, sizeof now.kernels - 1);
     now.node_count = model->plan->node_count;
     now.worker_count = numoe_pool_worker_count(model->context->pool);
-    now.expert_bytes =
-        model->plan->shape.slices * model->shape.bytes + model->plan->shape.expert_bytes;
+    now.expert_bytes = held.slices * held.slice_bytes + held.expert_bytes;
     for (uint32_t n = 0; n < model->plan->node_count; n++)
         now.resident_bytes += model->plan->nodes[n].planned_bytes;
     now.checkpoint_bytes = model->checkpoint_bytes;

@@ -37,15 +37,18 @@ int numoe_model_store(struct numoe_model *model, uint64_t layer, uint64_t expert
                       struct numoe_pack_report *report);
 
 /*
- * Pack slices [first, first + count) of an expert wherever they lie: finer than a run, so that
- * the workers of one node share an expert.
+ * Pack slices [first, first + count) of an expert, of the model's range, wherever they lie: finer
+ * than a run, so that the workers of one node share an expert.
  */
 int numoe_model_store_range(struct numoe_model *model, uint64_t layer, uint64_t expert,
                             uint64_t first, uint64_t count,
                             const struct numoe_expert_source *source,
                             struct numoe_pack_report *report);
 
-/* Store b2 (desc.hidden floats, natural order). Any thread. */
+/* Whether an expert is of the model's range; others are held elsewhere. */
+bool numoe_model_holds(const struct numoe_model *model, uint64_t expert);
+
+/* Store b2 (desc.hidden floats, natural order), where the expert's slice 0 is held. Any thread. */
 void numoe_model_store_down_bias(struct numoe_model *model, uint64_t layer, uint64_t expert,
                                  const float *down_bias);
 
@@ -62,7 +65,7 @@ void numoe_model_set_origin(struct numoe_model *model, const char *family,
 const void *numoe_model_run(const struct numoe_model *model, uint64_t layer, uint64_t expert,
                             uint32_t plan_node, uint64_t *first, uint64_t *count);
 
-/* b2 in lane order, or NULL. */
+/* b2 in lane order; or NULL, also where another rank has slice 0. */
 const float *numoe_model_down_bias(const struct numoe_model *model, uint64_t layer,
                                    uint64_t expert);
 

@@ -147,6 +147,13 @@ struct numoe_model_desc {
     bool bias; /**< gate, up and down have biases */
     struct numoe_activation activation;
     enum numoe_arithmetic arithmetic;
+    struct numoe_range range; /**< all 0: the whole model. Else only these slices of these experts
+                                   are planned, loaded and computed: what a call gives is this
+                                   part's share of the sum, so that the outputs of ranks whose
+                                   ranges make up the model add up to the model's. Down biases are
+                                   the share of whoever has slice 0. Ids of other experts are held
+                                   elsewhere: skipped, not counted. Of ranks that add to out
+                                   (numoe_batch.add), one may */
 };
 
 #define NUMOE_MODEL_DESC_INIT                                                                      \
@@ -186,9 +193,10 @@ struct numoe_expert_weights {
     }
 
 /**
- * Copy one expert into its place, or replace it. The source may be freed after the call.
- * @return 0; -EINVAL (index, missing pointer); -EDOM a scale byte is 255 (the message names matrix,
- *         row and group; the expert is then missing); -ENOMEM
+ * Copy one expert into its place, or replace it. The source may be freed after the call. With a
+ * range weights are still the whole expert's, of which the range's slices are read.
+ * @return 0; -EINVAL (index, an expert outside of the range, missing pointer); -EDOM a scale byte
+ * is 255 (the message names matrix, row and group; the expert is then missing); -ENOMEM
  * @thread any, but not while a call on this layer runs
  */
 int numoe_expert_load(struct numoe_model *model, uint64_t layer, uint64_t expert,
@@ -205,6 +213,8 @@ struct numoe_load_options {
     /** Called about ten times a second by the loading thread; return nonzero to cancel. */
     int (*progress)(void *user, const struct numoe_load_progress *progress);
     void *user;
+    struct numoe_range range; /**< as in struct numoe_model_desc. Of files, other experts are not
+                                   read, nor other rows of gate and up */
 };
 
 #define NUMOE_LOAD_OPTIONS_INIT                                                                    \
@@ -242,9 +252,10 @@ struct numoe_model_info {
     char family[64];  /**< "deepseek-v4", ...; "" for numoe_model_create */
     char kernels[64]; /**< e.g. "fast avx512vnni" */
     uint32_t node_count, worker_count;
-    uint64_t expert_bytes;     /**< of one expert in memory */
+    uint64_t expert_bytes;     /**< of one expert in memory, as far as it is held here */
     uint64_t resident_bytes;   /**< expert arenas */
-    uint64_t checkpoint_bytes; /**< bytes of experts on disk; 0 for numoe_model_create */
+    uint64_t checkpoint_bytes; /**< of experts on disk, as far as they were read; 0 for
+                                    numoe_model_create */
     double load_seconds;
     char io_path[64];          /**< how files were read: "io_uring O_DIRECT", ... */
     char gpu[96];              /**< the GPU that computes this model; "" for none */

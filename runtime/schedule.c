@@ -189,7 +189,10 @@ int numoe_schedule_check(const struct numoe_model *model, uint64_t layer,
 /* With many tokens an expert is read once for each call of the many-token form. */
 static enum numoe_reach choose_reach(const struct numoe_schedule *s)
 {
-    const uint64_t pairs = s->batch.tokens * s->batch.top_k, E = s->model->desc.experts;
+    /* of all pairs the part that experts held here have on average */
+    const uint64_t E = numoe_plan_held(s->model->plan).experts, all = s->model->desc.experts;
+    const uint64_t slots = s->batch.tokens * s->batch.top_k;
+    const uint64_t pairs = slots / all * E + slots % all * E / all;
     const uint64_t hit = pairs < E ? pairs : E, most = s->model->kernels->many_tokens;
 
     if (pairs == 0)
@@ -539,7 +542,8 @@ static bool concerns(const struct numoe_schedule *s, int64_t id)
     const struct numoe_batch *batch = &s->batch;
     const bool known = (uint64_t)id < s->model->desc.experts;
 
-    if (id < 0 || (known && batch->elsewhere && batch->elsewhere[id]))
+    if (id < 0 || (known && (!numoe_model_holds(s->model, (uint64_t)id) ||
+                             (batch->elsewhere && batch->elsewhere[id]))))
         return false;
     return (known && batch->deferred && batch->deferred[id]) == (s->part == SCHEDULE_DEFERRED);
 }
@@ -746,14 +750,14 @@ int numoe_schedule_begin(struct numoe_schedule *s, struct numoe_model *model, ui
 
 void numoe_schedule_see(struct numoe_schedule *s, uint64_t expert)
 {
-    const struct numoe_expert_shape *shape = &s->model->plan->shape;
+    const struct numoe_expert_shape held = numoe_plan_held(s->model->plan);
     uint8_t *seen = s->memory[MEMORY_SEEN].data;
 
     if (seen[expert])
         return;
     seen[expert] = 1;
     s->result.experts_hit++;
-    s->result.expert_bytes += shape->slices * shape->slice_bytes + shape->expert_bytes;
+    s->result.expert_bytes += held.slices * held.slice_bytes + held.expert_bytes;
 }
 
 int numoe_schedule_build(struct numoe_schedule *s, uint32_t workers)

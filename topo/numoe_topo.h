@@ -222,6 +222,7 @@ struct numoe_plan_request {
     enum numoe_objective objective;              /**< what NUMOE_FORM_AUTO and groups 0 go by */
     const struct numoe_predict_options *predict; /**< what costs rest on (no sizes, no GPUs); NULL:
                                                       what is known of the machine */
+    struct numoe_range range; /**< what is planned of the model; all 0: the whole */
 };
 
 #define NUMOE_PLAN_REQUEST_INIT                                                                    \
@@ -306,6 +307,7 @@ struct numoe_plan_machine {
 /** What goes where. Plain data, independent of the machine struct it was made from. */
 struct numoe_plan {
     struct numoe_expert_shape shape;
+    struct numoe_range range; /**< what is planned of it; with both ends, but without a model */
     struct numoe_plan_request request; /**< as it was asked for; lists belong to the plan */
     struct numoe_plan_machine machine;
     struct numoe_plan_node *nodes;
@@ -343,7 +345,9 @@ void numoe_plan_free(struct numoe_plan *plan);
 
 /**
  * First slice of an expert that plan node n holds, n from 0 to node_count; node n holds
- * [boundary(n), boundary(n + 1)). boundary(0) = 0, boundary(node_count) = shape.slices.
+ * [boundary(n), boundary(n + 1)). boundary(0) = 0, boundary(node_count) = shape.slices; or what
+ * range says, of which the rest speaks too: layer, expert and slice are numbers of the whole model,
+ * and an expert outside of the range lies nowhere, all its boundaries being range.first_slice.
  *
  * Each (layer, expert) has a place of its own in [0, layers * experts): ((expert + layer) * step
  * mod experts) * layers + layer. A shard is the experts of consecutive places, so that of each
@@ -359,6 +363,10 @@ void numoe_plan_free(struct numoe_plan *plan);
  */
 uint64_t numoe_plan_boundary(const struct numoe_plan *plan, uint64_t layer, uint64_t expert,
                              uint32_t plan_node);
+
+/** The plan's shape with the slices and experts of its range alone, expert_bytes being 0 where
+ * slice 0 is not among them. */
+struct numoe_expert_shape numoe_plan_held(const struct numoe_plan *plan);
 
 /**
  * Deal a plan's nodes to groups: of whole memory domains while there are no more groups than

@@ -36,8 +36,11 @@ int plan_weigh(struct plan_build *build, struct numoe_error *error);
 /* How many slices go where, in which form. */
 int plan_place(struct plan_build *build, struct numoe_error *error);
 
-/* Sizes of all layers, checked. All 0 without a model. */
-int plan_count_totals(const struct numoe_expert_shape *shape, struct plan_totals *totals,
+/* A range with both its ends. Returns 0 or -EINVAL. */
+int plan_resolve_range(const struct numoe_expert_shape *shape, const struct numoe_range *asked,
+                       struct numoe_range *range, struct numoe_error *error);
+/* Sizes of what is held of a shape, over all layers, checked. All 0 without a model. */
+int plan_count_totals(const struct numoe_expert_shape *held, struct plan_totals *totals,
                       struct numoe_error *error);
 /*
  * Place the model on shards; shard[n] is plan node n's, 0 .. shards - 1, each with a node.

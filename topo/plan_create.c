@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-_Static_assert(sizeof(struct numoe_plan_request) == 152, "size-first struct: grow at the end");
+_Static_assert(sizeof(struct numoe_plan_request) == 184, "size-first struct: grow at the end");
 
 int numoe_plan_create(const struct numoe_machine *machine, const struct numoe_plan_request *request,
                       struct numoe_plan **out, struct numoe_error *error)
@@ -31,6 +31,9 @@ int numoe_plan_create(const struct numoe_machine *machine, const struct numoe_pl
         return numoe_error_set(error, -ENOMEM, machine->source, "out of memory");
     build.plan = plan;
     plan->shape = asked.shape;
+    rc = plan_resolve_range(&plan->shape, &asked.range, &plan->range, error);
+    if (rc)
+        goto out;
     plan->source = strdup(machine->source);
     if (!plan->source) {
         rc = numoe_error_set(error, -ENOMEM, machine->source, "out of memory");

@@ -69,7 +69,7 @@ static const char *rounding(double slices)
 static void explain_node(const struct subject *s, uint32_t machine_node)
 {
     const struct numoe_node *node = &s->machine->nodes[machine_node];
-    const struct numoe_expert_shape *shape = &s->plan->shape;
+    const struct numoe_expert_shape held = numoe_plan_held(s->plan), *shape = &held;
     const struct numoe_plan_node *place = NULL;
     char bytes[4][32], text[160];
     uint32_t at, sharing;
@@ -159,7 +159,8 @@ static uint32_t shard_holding(const struct numoe_plan *plan, uint64_t layer, uin
 {
     uint32_t n = 0;
 
-    while (n + 1 < plan->node_count && !numoe_plan_boundary(plan, layer, expert, n + 1))
+    while (n + 1 < plan->node_count &&
+           numoe_plan_boundary(plan, layer, expert, n + 1) == plan->range.first_slice)
         n++;
     return plan->nodes[n].shard;
 }
@@ -167,7 +168,7 @@ static uint32_t shard_holding(const struct numoe_plan *plan, uint64_t layer, uin
 static void explain_expert(const struct subject *s, uint64_t layer, uint64_t expert)
 {
     const struct numoe_plan *plan = s->plan;
-    uint64_t slices = plan->shape.slices, from = 0;
+    uint64_t slices = numoe_plan_held(plan).slices, from = plan->range.first_slice;
     bool rounded = false;
     uint32_t holders = 0, members = 0, shard = shard_holding(plan, layer, expert);
     char text[160];
@@ -213,6 +214,20 @@ static void explain_expert(const struct subject *s, uint64_t layer, uint64_t exp
                 "  %u of %u nodes hold some of this one; the others' turn comes with other "
                 "experts\n",
                 holders, members);
+}
+
+static void explain_any_expert(const struct subject *s, uint64_t layer, uint64_t expert)
+{
+    const struct numoe_range *range = &s->plan->range;
+
+    if (expert >= range->first_expert && expert < range->end_expert)
+        explain_expert(s, layer, expert);
+    else
+        fprintf(s->out,
+                "expert %" PRIu64 " of layer %" PRIu64
+                " is held elsewhere: this plan is for experts "
+                "%" PRIu64 " to %" PRIu64 "\n",
+                expert, layer, range->first_expert, range->end_expert - 1);
 }
 
 /* Digits, then end or a stop that ends them. */
@@ -272,7 +287,7 @@ int numoe_plan_explain(const struct numoe_machine *machine, const struct numoe_p
         if (!read_number(&at, '.', &first) || !read_number(&at, 0, &second))
             goto malformed;
         if (first < plan->shape.layers && second < plan->shape.experts)
-            explain_expert(&s, first, second);
+            explain_any_expert(&s, first, second);
         else
             rc =
                 numoe_error_set(error, -EINVAL, "explain",

@@ -19,11 +19,24 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void read_shape(struct topo_reader *in, const json_t *root, struct numoe_expert_shape *shape,
+static void read_range(struct topo_reader *in, const json_t *root, struct numoe_range *range)
+{
+    const json_t *object = topo_read_object(in, root, "range");
+
+    range->first_slice = topo_read_number(in, object, "first_slice", INT64_MAX);
+    range->end_slice = topo_read_number(in, object, "end_slice", INT64_MAX);
+    range->first_expert = topo_read_number(in, object, "first_expert", INT64_MAX);
+    range->end_expert = topo_read_number(in, object, "end_expert", INT64_MAX);
+    topo_read_outside(in);
+}
+
+static void read_shape(struct topo_reader *in, const json_t *root, struct numoe_plan *plan,
                        struct plan_totals *totals)
 {
     const json_t *object = topo_read_object(in, root, "shape");
+    struct numoe_expert_shape *shape = &plan->shape, held;
     struct numoe_error error = NUMOE_ERROR_INIT;
+    struct numoe_range range;
 
     shape->layers = topo_read_number(in, object, "layers", INT64_MAX);
     shape->experts = topo_read_number(in, object, "experts", INT64_MAX);
@@ -33,8 +46,23 @@ static void read_shape(struct topo_reader *in, const json_t *root, struct numoe_
     shape->experts_per_token = topo_read_number(in, object, "experts_per_token", INT64_MAX);
     shape->expert_bytes = topo_read_number(in, object, "expert_bytes", INT64_MAX);
     topo_read_outside(in);
+    read_range(in, root, &plan->range);
     if (!in->rc && plan_count_totals(shape, totals, &error))
         topo_read_wrong(in, "shape", "cannot be: %s", error.message);
+    if (in->rc)
+        return;
+    if (plan_resolve_range(shape, &plan->range, &range, &error)) {
+        topo_read_wrong(in, "range", "cannot be: %s", error.message);
+        return;
+    }
+    if (memcmp(&range, &plan->range, sizeof range)) {
+        topo_read_wrong(in, "range", "ends with slice %" PRIu64 " and expert %" PRIu64,
+                        plan->range.end_slice, plan->range.end_expert);
+        return;
+    }
+    held = numoe_plan_held(plan);
+    if (plan_count_totals(&held, totals, &error)) /* of less than was counted above */
+        topo_read_wrong(in, "range", "cannot be: %s", error.message);
 }
 
 /* ---- the request ---- */
@@ -72,6 +100,7 @@ static void read_request(struct topo_reader *in, const json_t *root,
     request->form = plan_read_form(in, object, "form");
     request->groups = topo_read_u32(in, object, "groups", TOPO_MAX_NODES);
     request->objective = plan_read_objective(in, object, "optimize");
+    read_range(in, object, &request->range);
     topo_read_outside(in);
 }
 
@@ -307,7 +336,7 @@ static void read_plan(struct topo_reader *in, const json_t *root, struct numoe_p
     struct plan_totals totals = {0};
 
     plan->source = topo_read_copy(in, json_object_get(root, "source"), "source");
-    read_shape(in, root, &plan->shape, &totals);
+    read_shape(in, root, plan, &totals);
     plan->request.size = sizeof plan->request;
     plan->request.shape = plan->shape;
     read_request(in, root, &plan->request);

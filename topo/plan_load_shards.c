@@ -135,6 +135,7 @@ static void check_shares(struct topo_reader *in, const struct numoe_plan *plan)
 void plan_read_shards(struct topo_reader *in, const json_t *root, struct numoe_plan *plan,
                       const struct plan_totals *totals)
 {
+    const uint64_t experts = numoe_plan_held(plan).experts;
     size_t count = (size_t)plan->node_count + 1;
     const json_t *items;
 
@@ -151,12 +152,11 @@ void plan_read_shards(struct topo_reader *in, const json_t *root, struct numoe_p
     if (!in->rc && plan->cumulative[count - 1] != PLAN_SHARE_ONE)
         topo_read_wrong(in, "cumulative", "ends with %" PRIu64 ", and not 2^62",
                         plan->cumulative[count - 1]);
-    plan->expert_step = topo_read_between(in, root, "expert_step", 1,
-                                          plan->shape.experts > 1 ? plan->shape.experts - 1 : 1);
-    if (plan->shape.experts > 1 && !in->rc &&
-        plan_common_divisor(plan->expert_step, plan->shape.experts) != 1)
+    plan->expert_step =
+        topo_read_between(in, root, "expert_step", 1, experts > 1 ? experts - 1 : 1);
+    if (experts > 1 && !in->rc && plan_common_divisor(plan->expert_step, experts) != 1)
         topo_read_wrong(in, "expert_step", "is %" PRIu64 ", not coprime with %" PRIu64 " experts",
-                        plan->expert_step, plan->shape.experts);
+                        plan->expert_step, experts);
 }
 
 /* ---- forms ----------------------------------------------------------------------------------- */

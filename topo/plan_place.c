@@ -21,6 +21,37 @@ enum { MOST_ROUNDS = 64 };
 /* Stands for the model in a plan without one: fine enough for 1024 nodes. */
 static const uint64_t no_model_slices = (uint64_t)1 << 40;
 
+int plan_resolve_range(const struct numoe_expert_shape *shape, const struct numoe_range *asked,
+                       struct numoe_range *range, struct numoe_error *error)
+{
+    const struct {
+        const char *name, *of;
+        uint64_t first, end, most;
+    } ends[] = {{"slices", "an expert", asked->first_slice, asked->end_slice, shape->slices},
+                {"experts", "a layer", asked->first_expert, asked->end_expert, shape->experts}};
+
+    *range = (struct numoe_range){0};
+    if (!shape->layers)
+        return 0;
+    for (int i = 0; i < 2; i++) {
+        uint64_t end = ends[i].end ? ends[i].end : ends[i].most;
+
+        /* a shape without any is not for here to judge */
+        if ((ends[i].most || end) && (ends[i].first >= end || end > ends[i].most))
+            return numoe_error_set(error, -EINVAL, "range",
+                                   "%s %llu to %llu (not included) are none of the %llu of %s",
+                                   ends[i].name, (unsigned long long)ends[i].first,
+                                   (unsigned long long)end, (unsigned long long)ends[i].most,
+                                   ends[i].of);
+    }
+    *range =
+        (struct numoe_range){.first_slice = asked->first_slice,
+                             .end_slice = asked->end_slice ? asked->end_slice : shape->slices,
+                             .first_expert = asked->first_expert,
+                             .end_expert = asked->end_expert ? asked->end_expert : shape->experts};
+    return 0;
+}
+
 int plan_count_totals(const struct numoe_expert_shape *shape, struct plan_totals *totals,
                       struct numoe_error *error)
 {
@@ -204,12 +235,13 @@ static uint64_t share_to(const struct numoe_plan *plan, uint32_t plan_node)
 
 void plan_count_node(struct numoe_plan *plan, const struct plan_totals *totals, uint32_t plan_node)
 {
+    const struct numoe_expert_shape held = numoe_plan_held(plan);
     struct numoe_plan_node *node = &plan->nodes[plan_node];
-    uint64_t experts = plan->shards[node->shard].places, slices = experts * plan->shape.slices;
+    uint64_t experts = plan->shards[node->shard].places, slices = experts * held.slices;
     uint64_t from = plan->cumulative[plan_node], to = share_to(plan, plan_node);
 
     node->slice_count = plan_scale(slices, to) - plan_scale(slices, from);
-    node->planned_bytes = bytes_between(&plan->shape, experts, from, to);
+    node->planned_bytes = bytes_between(&held, experts, from, to);
     node->weight = totals->slices ? (double)node->slice_count / (double)totals->slices
                                   : (double)(to - from) / (double)PLAN_SHARE_ONE;
 }
@@ -235,6 +267,8 @@ static bool share_experts(const struct plan_build *build, const struct plan_tota
                           const uint32_t *shard, uint32_t shards, struct members *m,
                           struct members *of, uint64_t *room)
 {
+    const struct numoe_expert_shape held = numoe_plan_held(build->plan);
+
     *room = 0;
     of->count = shards;
     for (uint32_t g = 0; g < shards; g++) {
@@ -242,8 +276,7 @@ static bool share_experts(const struct plan_build *build, const struct plan_tota
         of->weight[g] = 0;
         for (uint32_t i = 0; i < m->count; i++)
             of->weight[g] += m->weight[i];
-        of->limit[g] =
-            shards == 1 ? totals->pairs : room_for_experts(m, &build->plan->shape, totals->pairs);
+        of->limit[g] = shards == 1 ? totals->pairs : room_for_experts(m, &held, totals->pairs);
         *room += of->limit[g];
     }
     return plan_split(totals->pairs, shards, of->weight, of->limit, of->share);
@@ -253,6 +286,7 @@ int plan_place_shards(struct plan_build *build, const struct plan_totals *totals
                       const uint32_t *shard, uint32_t shards, uint64_t *room)
 {
     struct numoe_plan *plan = build->plan;
+    const struct numoe_expert_shape held = numoe_plan_held(plan);
     struct members m = {0}, of = {0};
     uint64_t first = 0;
     int rc = -ENOMEM;
@@ -271,7 +305,7 @@ int plan_place_shards(struct plan_build *build, const struct plan_totals *totals
         goto out;
     for (uint32_t g = 0; g < shards; g++) {
         gather(build, shard, g, &m);
-        if (!split(&m, &plan->shape, of.share[g]))
+        if (!split(&m, &held, of.share[g]))
             goto out;
         keep(build, totals, g, first, of.share[g], &m);
         /* a shard that is full is so as a whole, though its nodes may have room for part of one

@@ -28,6 +28,18 @@ static void print_node(const struct numoe_plan *plan, FILE *out, uint32_t i, uin
                                : "-");
 }
 
+/* What is planned, when it is not all. */
+static void print_range(const struct numoe_plan *plan, FILE *out)
+{
+    const struct numoe_range *range = &plan->range;
+
+    if (range->end_slice - range->first_slice != plan->shape.slices ||
+        range->end_expert - range->first_expert != plan->shape.experts)
+        fprintf(out, "of which: slices %llu-%llu of experts %llu-%llu\n",
+                (unsigned long long)range->first_slice, (unsigned long long)range->end_slice - 1,
+                (unsigned long long)range->first_expert, (unsigned long long)range->end_expert - 1);
+}
+
 static void print_forms(const struct numoe_plan *plan, FILE *out)
 {
     char text[2][32];
@@ -65,6 +77,7 @@ void numoe_plan_print(const struct numoe_plan *plan, FILE *out)
         fprintf(out, "experts: %llu layers of %llu, each %llu slices of %llu bytes\n",
                 (unsigned long long)shape->layers, (unsigned long long)shape->experts,
                 (unsigned long long)shape->slices, (unsigned long long)shape->slice_bytes);
+    print_range(plan, out);
     fprintf(out, "%6s %12s %12s %12s %8s %8s %6s  %s\n", "node", "memory", "planned", "left",
             "share", "workers", "lanes", "CPUs");
     for (uint32_t i = 0; i < plan->node_count; i++) {

@@ -46,6 +46,8 @@ static uint32_t groups_of(const struct numoe_plan *plan, enum numoe_reach reach,
 
 void numoe_plan_reaches(const struct numoe_plan *plan, struct numoe_plan_reach reach[NUMOE_REACHES])
 {
+    const struct numoe_expert_shape held = numoe_plan_held(plan);
+
     for (enum numoe_reach r = NUMOE_REACH_DOMAIN; r < NUMOE_REACHES; r++) {
         struct numoe_plan_reach *to = &reach[r];
 
@@ -72,8 +74,8 @@ void numoe_plan_reaches(const struct numoe_plan *plan, struct numoe_plan_reach r
 
             to->rows = groups > to->rows ? groups : to->rows;
         }
-        if (plan->shape.slices && plan->shape.slices < to->rows)
-            to->rows = (uint32_t)plan->shape.slices;
+        if (held.slices && held.slices < to->rows)
+            to->rows = (uint32_t)held.slices;
     }
 }
 
@@ -95,8 +97,8 @@ enum numoe_reach numoe_plan_best_reach(const struct numoe_plan *plan,
                                        uint64_t pairs, uint64_t experts, uint64_t reads)
 {
     const uint64_t row = plan->shape.hidden * sizeof(float);
-    const plan_u128 weights =
-        (plan_u128)(experts * reads) * (plan->shape.slices * plan->shape.slice_bytes);
+    const struct numoe_expert_shape held = numoe_plan_held(plan);
+    const plan_u128 weights = (plan_u128)(experts * reads) * (held.slices * held.slice_bytes);
     enum numoe_reach best = NUMOE_REACH_DOMAIN;
     plan_u128 least = 0;
 

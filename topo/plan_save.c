@@ -22,6 +22,17 @@ static json_t *save_shape(const struct numoe_expert_shape *shape)
     return object;
 }
 
+static json_t *save_range(const struct numoe_range *range)
+{
+    json_t *object = json_object();
+
+    topo_json_set(&object, "first_slice", topo_json_number(range->first_slice));
+    topo_json_set(&object, "end_slice", topo_json_number(range->end_slice));
+    topo_json_set(&object, "first_expert", topo_json_number(range->first_expert));
+    topo_json_set(&object, "end_expert", topo_json_number(range->end_expert));
+    return object;
+}
+
 /* Null when nothing was named. */
 static json_t *save_list(const uint32_t *list, uint32_t count)
 {
@@ -43,6 +54,7 @@ static json_t *save_request(const struct numoe_plan_request *request)
     topo_json_set(&object, "form", json_string(plan_form_word(request->form)));
     topo_json_set(&object, "groups", json_integer(request->groups));
     topo_json_set(&object, "optimize", json_string(plan_objective_word(request->objective)));
+    topo_json_set(&object, "range", save_range(&request->range));
     return object;
 }
 
@@ -187,6 +199,7 @@ json_t *plan_json(const struct numoe_plan *plan)
     topo_json_set(&root, PLAN_FORM_KEY, json_integer(PLAN_FORM_VERSION));
     topo_json_set(&root, "source", topo_json_string(plan->source));
     topo_json_set(&root, "shape", save_shape(&plan->shape));
+    topo_json_set(&root, "range", save_range(&plan->range));
     topo_json_set(&root, "form", json_string(plan_form_word(plan->form)));
     topo_json_set(&root, "nodes", save_nodes(plan));
     topo_json_set(&root, "shards", save_shards(plan));

@@ -429,6 +429,7 @@ out:
 int plan_place(struct plan_build *build, struct numoe_error *error)
 {
     struct numoe_plan *plan = build->plan;
+    const struct numoe_expert_shape held = numoe_plan_held(plan);
     uint32_t *scratch = calloc(plan->node_count, sizeof *scratch);
     struct plan_totals totals;
     int rc;
@@ -440,8 +441,10 @@ int plan_place(struct plan_build *build, struct numoe_error *error)
         rc = numoe_error_set(error, -ENOMEM, plan->source, "out of memory");
         goto out;
     }
-    plan->expert_step = plan_expert_step(plan->shape.experts);
+    plan->expert_step = plan_expert_step(held.experts);
     rc = plan_count_totals(&plan->shape, &totals, error);
+    if (!rc)
+        rc = plan_count_totals(&held, &totals, error);
     if (!rc)
         rc = plan_weigh(build, error);
     if (rc)

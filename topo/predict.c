@@ -244,17 +244,19 @@ static int cores(struct work *work, struct numoe_error *error)
 static int fill_box(struct work *work, struct numoe_error *error)
 {
     const struct numoe_expert_shape *shape = &work->plan->shape;
+    const struct numoe_expert_shape held = numoe_plan_held(work->plan);
     struct numoe_plan_reach reach[NUMOE_REACHES];
     struct box *box = &work->box;
     int rc;
 
-    box->layers = (double)shape->layers;
-    box->experts = (double)shape->experts;
-    box->top_k = (double)shape->experts_per_token;
-    box->hidden = (double)shape->hidden;
-    box->intermediate = (double)shape->slices * 32;
-    box->expert_bytes =
-        (double)shape->slices * (double)shape->slice_bytes + (double)shape->expert_bytes;
+    box->layers = (double)held.layers;
+    box->experts = (double)held.experts;
+    /* of a token's experts those that are held here, on average */
+    box->top_k = (double)held.experts_per_token * box->experts / (double)shape->experts;
+    box->call_top_k = (double)held.experts_per_token;
+    box->hidden = (double)held.hidden;
+    box->intermediate = (double)held.slices * 32;
+    box->expert_bytes = (double)held.slices * (double)held.slice_bytes + (double)held.expert_bytes;
     numoe_plan_reaches(work->plan, reach);
     for (enum numoe_reach r = NUMOE_REACH_DOMAIN; r < NUMOE_REACHES; r++)
         box->reach[r] = (struct box_reach){

@@ -54,6 +54,7 @@ struct box_reach {
 struct box {
     /* model */
     double layers, experts, top_k, hidden, intermediate;
+    double call_top_k; /* with experts that are held elsewhere */
     double expert_bytes;
     /* CPU */
     double read;      /* bytes a second that a layer's weights are read at, by memory alone:

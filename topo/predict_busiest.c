@@ -65,7 +65,7 @@ int predict_bins(const struct numoe_machine *machine, const struct numoe_plan *p
                  const double *domain_read, double read, struct box_bins *bins)
 {
     const uint32_t domains = machine->domain_count;
-    const double pairs = (double)plan->shape.layers * (double)plan->shape.experts;
+    const double pairs = (double)plan->shape.layers * (double)numoe_plan_held(plan).experts;
     uint32_t *root = calloc((size_t)domains + 1, sizeof *root), at = 0;
     uint32_t *shard_domain = calloc((size_t)plan->shard_count + 1, sizeof *shard_domain);
     double *part = calloc((size_t)domains + 1, sizeof *part);

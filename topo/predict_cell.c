@@ -211,7 +211,7 @@ static double pass_of(const struct box *box, enum numoe_reach reach)
     double room = (double)numoe_plan_row_bytes((uint32_t)box->nodes);
     double rows = box->rows ? 1 : box->reach[reach].rows;
 
-    return clamp(floor(room / (box->hidden * 4 * box->top_k * rows)), pass_least, pass_most);
+    return clamp(floor(room / (box->hidden * 4 * box->call_top_k * rows)), pass_least, pass_most);
 }
 
 static void cpu_time(const struct box *box, double tokens, struct cpu_time *t)

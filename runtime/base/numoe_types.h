@@ -88,6 +88,16 @@ enum numoe_objective {
     NUMOE_OPTIMIZE_PREFILL   /**< passes of 4096 tokens */
 };
 
+/**
+ * A part of a model, for one of several processes (ranks) that add up their outputs: slices
+ * [first_slice, end_slice) of experts [first_expert, end_expert). A slice is 32 of the intermediate
+ * width, the last one may be narrower. All 0: the whole.
+ */
+struct numoe_range {
+    uint64_t first_slice, end_slice;   /**< end 0: to the last slice */
+    uint64_t first_expert, end_expert; /**< of each layer; end 0: to the last expert */
+};
+
 /** Activation functions, all in fp32. sigmoid(v) = 1 / (1 + exp(-v)). */
 enum numoe_activation_kind {
     /** g sigmoid(g) u */

@@ -64,13 +64,16 @@ static uint32_t holders(const struct numoe_plan *plan, uint64_t layer, uint64_t 
 }
 
 static void check_form(const struct numoe_machine *machine, const struct numoe_expert_shape *shape,
-                       enum numoe_form form, uint32_t groups)
+                       enum numoe_form form, uint32_t groups, const struct numoe_range *range)
 {
     struct numoe_plan_request request = request_of(shape, form, groups);
-    struct numoe_plan *plan = plan_of(machine, &request);
+    struct numoe_plan *plan;
     struct numoe_plan_reach reach[NUMOE_REACHES];
-    uint32_t *group = calloc(plan->node_count, sizeof *group);
+    uint32_t *group;
 
+    request.range = *range;
+    plan = plan_of(machine, &request);
+    group = calloc(plan->node_count, sizeof *group);
     cr_assert_eq(plan->form, form);
     cr_assert(!groups || plan->shard_count == groups);
     check_plan(machine, plan);
@@ -87,13 +90,23 @@ static void check_form(const struct numoe_machine *machine, const struct numoe_e
     numoe_plan_free(plan);
 }
 
+/* The whole, and some of the slices of some of the experts. */
 static void check_forms(const struct numoe_machine *machine)
 {
-    for (size_t s = 0; s < SHAPES; s++) {
-        check_form(machine, &small_shapes[s], NUMOE_FORM_EVERY_NODE, 0);
-        check_form(machine, &small_shapes[s], NUMOE_FORM_EXPERTS, 0);
+    for (size_t s = 0; s < 2 * SHAPES; s++) {
+        const struct numoe_expert_shape *shape = &small_shapes[s / 2];
+        struct numoe_range range = {0};
+
+        if (s % 2) {
+            range.first_slice = shape->slices / 3;
+            range.end_slice = shape->slices / 3 + shape->slices / 2 + 1;
+            range.end_slice = range.end_slice < shape->slices ? range.end_slice : 0;
+            range.first_expert = shape->experts / 4;
+        }
+        check_form(machine, shape, NUMOE_FORM_EVERY_NODE, 0, &range);
+        check_form(machine, shape, NUMOE_FORM_EXPERTS, 0, &range);
         for (uint32_t groups = 1; groups <= machine->node_count; groups++)
-            check_form(machine, &small_shapes[s], NUMOE_FORM_GROUPS, groups);
+            check_form(machine, shape, NUMOE_FORM_GROUPS, groups, &range);
     }
 }
 
@@ -726,6 +739,35 @@ Test(forms_cost, a_model_that_says_too_little_is_not_weighed)
 
     cr_assert_eq(plan->form, NUMOE_FORM_EVERY_NODE);
     cr_assert_not_null(strstr(plan->forms[0].reason, "not weighed"));
+    numoe_plan_free(plan);
+    numoe_machine_free(machine);
+}
+
+/* A rank of half of the experts is hit half as often, one of half of the slices as often. */
+Test(forms_cost, ranges_are_read_as_far_as_they_are_held, .timeout = 60)
+{
+    struct numoe_machine *machine = machine_of("numa:1(memory=256GB) core:8 pu:1");
+    struct numoe_plan_request request = request_of(&v4_flash, NUMOE_FORM_AUTO, 0);
+    struct numoe_prediction_cell whole, half;
+    struct numoe_plan *plan = plan_of(machine, &request);
+
+    whole = predicted(machine, plan, 64);
+    numoe_plan_free(plan);
+    request.range = (struct numoe_range){.first_expert = 128};
+    plan = plan_of(machine, &request);
+    half = predicted(machine, plan, 64);
+    cr_assert_float_eq(half.experts_hit, whole.experts_hit / 2, 1e-9);
+    cr_assert_float_eq((double)half.weight_bytes, (double)whole.weight_bytes / 2, 1);
+    cr_assert_float_eq(half.parts_ms[NUMOE_BOUND_ARITHMETIC],
+                       whole.parts_ms[NUMOE_BOUND_ARITHMETIC] / 2, 1e-9);
+    numoe_plan_free(plan);
+    request.range = (struct numoe_range){.first_slice = 32};
+    plan = plan_of(machine, &request);
+    half = predicted(machine, plan, 64);
+    cr_assert_float_eq(half.experts_hit, whole.experts_hit, 1e-9);
+    cr_assert_float_eq((double)half.weight_bytes, (double)whole.weight_bytes / 2, 1);
+    cr_assert_float_eq(half.parts_ms[NUMOE_BOUND_ARITHMETIC],
+                       whole.parts_ms[NUMOE_BOUND_ARITHMETIC] / 2, 1e-9);
     numoe_plan_free(plan);
     numoe_machine_free(machine);
 }

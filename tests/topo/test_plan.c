@@ -101,6 +101,7 @@ static struct numoe_plan *bare_plan(const struct numoe_expert_shape *shape, uint
     uint64_t *share = calloc(nodes, sizeof *share);
 
     plan->shape = *shape;
+    plan->range = (struct numoe_range){0, shape->slices, 0, shape->experts};
     plan->node_count = nodes;
     plan->nodes = calloc(nodes, sizeof *plan->nodes);
     plan->form = NUMOE_FORM_EVERY_NODE;

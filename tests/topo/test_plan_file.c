@@ -60,6 +60,7 @@ static void check_same_request(const struct numoe_plan_request *a,
               a->lanes_per_worker == b->lanes_per_worker);
     cr_assert(a->form == b->form && a->groups == b->groups && a->objective == b->objective);
     cr_assert(!a->predict && !b->predict);
+    cr_assert_eq(memcmp(&a->range, &b->range, sizeof a->range), 0);
     cr_assert(same_list(a->nodes, a->node_count, b->nodes, b->node_count));
     cr_assert(same_list(a->cpus, a->cpu_count, b->cpus, b->cpu_count));
     cr_assert(same_list(a->reserved_cpus, a->reserved_count, b->reserved_cpus, b->reserved_count));
@@ -107,6 +108,7 @@ static void check_same(const struct numoe_plan *a, const struct numoe_plan *b)
 
     cr_assert_str_eq(a->source, b->source);
     cr_assert_eq(memcmp(&a->shape, &b->shape, sizeof a->shape), 0);
+    cr_assert_eq(memcmp(&a->range, &b->range, sizeof a->range), 0);
     check_same_request(&a->request, &b->request);
     check_same_fingerprint(&a->machine, &b->machine);
     cr_assert_eq(a->node_count, b->node_count);
@@ -203,6 +205,8 @@ static void check_machine_plans(const struct numoe_machine *machine)
             } else if (kind == 8) {
                 request.form = NUMOE_FORM_EVERY_NODE;
                 request.objective = NUMOE_OPTIMIZE_DECODE;
+                request.range.first_slice = shapes[s].slices / 2;
+                request.range.end_expert = shapes[s].experts / 2 + 1;
             }
             if (numoe_plan_create(machine, &request, &plan, &error)) {
                 /* too small for the model, or nothing but the reserved core */
@@ -408,7 +412,6 @@ Test(plan_file, contradictions_are_refused_by_field_and_value)
         {"source", "7", "source", "not a string"},
         {"shape", NULL, "shape", "missing"},
         {"shape.layers", "4", "shards", "24 experts, and there are 32"},
-        {"shape.slices", "6", "nodes[0].slices", "60, and 72"},
         {"shape.layers", "-1", "shape.layers", "-1"},
         {"shape.experts", "0", "shape", "0 experts"},
         {"shape.slices", "9223372036854775807", "shape", "more than any machine holds"},
@@ -456,6 +459,14 @@ Test(plan_file, contradictions_are_refused_by_field_and_value)
         {"cumulative.1", "4611686018427387905", "cumulative[1]", "4611686018427387905"},
         {"cumulative.2", "2305843009213693951", "cumulative", "ends with 2305843009213693951"},
         {"cumulative.2", "4611686018427387903", "cumulative", "and not 2^62"},
+        {"range", "0", "range", "not an object"},
+        {"range.end_slice", "4", "nodes[0].slices", "60, and 48"},
+        {"range.end_slice", "6", "range", "none of the 5"},
+        {"range.end_slice", "0", "range", "ends with slice 0"},
+        {"range.first_slice", "5", "range", "none of the 5"},
+        {"range.first_expert", "1", "shards[0].experts", "24, out of range"},
+        {"range.end_expert", "9", "range", "none of the 8"},
+        {"request.range.end_slice", "-1", "end_slice", "-1"},
         {"form", "\"rows\"", "form", "not that of 1 shards"},
         {"form", "\"experts\"", "form", "not that of 1 shards on 2 nodes"},
         {"form", "\"some\"", "form", "some"},

@@ -102,7 +102,7 @@ static inline struct numoe_plan *plan_of(const struct numoe_machine *machine,
 /* Shards cover all places in order, and their nodes are where they say. */
 static inline void check_shards(const struct numoe_plan *plan)
 {
-    const struct numoe_expert_shape *shape = &plan->shape;
+    const struct numoe_expert_shape held = numoe_plan_held(plan), *shape = &held;
     uint64_t places = 0;
 
     cr_assert(plan->shard_count > 0 && plan->shard_count <= plan->node_count);
@@ -133,7 +133,7 @@ static inline void check_shards(const struct numoe_plan *plan)
 /* Everything that holds of any plan; counts slice by slice when that is not too many. */
 static inline void check_plan(const struct numoe_machine *machine, const struct numoe_plan *plan)
 {
-    const struct numoe_expert_shape *shape = &plan->shape;
+    const struct numoe_expert_shape held = numoe_plan_held(plan), *shape = &held;
     uint64_t total = shape->layers * shape->experts * shape->slices, slices = 0, bytes = 0;
     double weights = 0;
     uint32_t workers = 0;
@@ -176,6 +176,7 @@ static inline void check_plan(const struct numoe_machine *machine, const struct 
 static inline void check_boundaries(const struct numoe_plan *plan)
 {
     const struct numoe_expert_shape *shape = &plan->shape;
+    const struct numoe_range *range = &plan->range;
     uint64_t *all = calloc(plan->node_count, sizeof *all);
     uint64_t *first = calloc(plan->node_count, sizeof *first);
     uint64_t *layer = calloc(plan->node_count, sizeof *layer);
@@ -187,10 +188,11 @@ static inline void check_boundaries(const struct numoe_plan *plan)
         memset(layer, 0, plan->node_count * sizeof *layer);
         memset(experts, 0, plan->shard_count * sizeof *experts);
         for (uint64_t e = 0; e < shape->experts; e++) {
+            const bool held = e >= range->first_expert && e < range->end_expert;
             uint64_t before = numoe_plan_boundary(plan, l, e, 0);
             uint32_t shard = NUMOE_NONE;
 
-            cr_assert_eq(before, 0);
+            cr_assert_eq(before, range->first_slice);
             for (uint32_t n = 0; n < plan->node_count; n++) {
                 uint64_t next = numoe_plan_boundary(plan, l, e, n + 1);
 
@@ -201,9 +203,10 @@ static inline void check_boundaries(const struct numoe_plan *plan)
                 shard = next > before ? plan->nodes[n].shard : shard;
                 before = next;
             }
-            cr_assert_eq(before, shape->slices);
-            cr_assert_neq(shard, NUMOE_NONE);
-            experts[shard]++;
+            cr_assert_eq(before, held ? range->end_slice : range->first_slice);
+            cr_assert_eq(held, shard != NUMOE_NONE);
+            if (held)
+                experts[shard]++;
         }
         for (uint32_t g = 0; g < plan->shard_count; g++) {
             double share = (double)plan->shards[g].places / (double)shape->layers;
