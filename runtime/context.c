@@ -5,6 +5,8 @@
  */
 #include "context.h"
 
+#include "base/clock.h"
+
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -61,18 +63,48 @@ static int copy_list(const uint32_t *list, uint32_t count, uint32_t **out, uint3
     return 0;
 }
 
+static uint32_t thread_count(const struct numoe *context, const struct numoe_options *options)
+{
+    return options->threads ? options->threads : context->plan->worker_count;
+}
+
+/* Where workers and calls count, and the rings of a trace. */
+static int make_counters(struct numoe *context, const struct numoe_options *options,
+                         struct numoe_error *error)
+{
+    const uint32_t threads = thread_count(context, options);
+    const size_t bytes = threads * sizeof *context->reads;
+
+    if (threads > NUMOE_POOL_MAX_WORKERS)
+        return numoe_error_set(error, -EINVAL, "threads", "%u is more than %d", threads,
+                               NUMOE_POOL_MAX_WORKERS);
+    if (options->trace_events > 1u << 24)
+        return numoe_error_set(error, -EINVAL, "trace_events", "%u is more than %u",
+                               options->trace_events, 1u << 24);
+    context->reads = aligned_alloc(alignof(struct worker_reads), bytes);
+    context->node_bytes = calloc(context->plan->node_count, sizeof *context->node_bytes);
+    if (!context->reads || !context->node_bytes)
+        return numoe_error_set(error, -ENOMEM, "workers",
+                               "no memory for the counters of %u workers", threads);
+    memset(context->reads, 0, bytes);
+    if (options->trace_events)
+        context->trace = numoe_trace_create(threads, options->trace_events);
+    if (options->trace_events && !context->trace)
+        return numoe_error_set(error, -ENOMEM, "trace_events",
+                               "no memory for %u events of each of %u workers",
+                               options->trace_events, threads);
+    return 0;
+}
+
 static int start_pool(struct numoe *context, const struct numoe_options *options,
                       struct numoe_error *error)
 {
     const struct numoe_plan *plan = context->plan;
-    const uint32_t count = options->threads ? options->threads : plan->worker_count;
+    const uint32_t count = thread_count(context, options);
     struct numoe_pool_config config = NUMOE_POOL_CONFIG_INIT;
     struct numoe_pool_worker *workers;
     int rc;
 
-    if (count > NUMOE_POOL_MAX_WORKERS)
-        return numoe_error_set(error, -EINVAL, "threads", "%u is more than %d", count,
-                               NUMOE_POOL_MAX_WORKERS);
     workers = calloc(count, sizeof *workers);
     if (!workers)
         return numoe_error_set(error, -ENOMEM, "workers", "no memory for %u workers", count);
@@ -93,6 +125,11 @@ static int start_pool(struct numoe *context, const struct numoe_options *options
     config.spin_ns = options->spin_ns;
     config.chaos_seed = options->chaos_seed;
     config.log = &context->log;
+    config.timed = context->timed;
+    if (context->trace) {
+        config.observe = numoe_trace_pool_event;
+        config.observe_user = context->trace;
+    }
     rc = numoe_pool_create(&config, &context->pool, error);
     free(workers);
     return rc;
@@ -148,6 +185,7 @@ int numoe_open(const struct numoe_options *options, struct numoe **out, struct n
         strncpy(context->isa, isa, sizeof context->isa - 1);
     context->log = o.log;
     context->described = o.topology && *o.topology && strcmp(o.topology, "live") != 0;
+    context->timed = o.stats || o.trace_events;
     context->strict_memory = o.strict_memory;
     context->memory_spill = o.memory_spill;
     context->memory_policy = o.memory_policy;
@@ -157,6 +195,8 @@ int numoe_open(const struct numoe_options *options, struct numoe **out, struct n
     context->groups = o.groups;
     context->objective = o.objective;
     context->next_ticket = 1;
+    context->opened_ns = numoe_now_ns();
+    pthread_mutex_init(&context->models_lock, NULL);
     pthread_mutex_init(&context->turn, NULL);
 
     rc = copy_list(o.nodes, o.node_count, &context->nodes, &context->node_count);
@@ -172,7 +212,9 @@ int numoe_open(const struct numoe_options *options, struct numoe **out, struct n
     rc = numoe_context_make_plan(context, &o, error);
     if (rc)
         goto fail;
-    rc = start_pool(context, &o, error);
+    rc = make_counters(context, &o, error);
+    if (!rc)
+        rc = start_pool(context, &o, error);
     if (!rc)
         rc = open_gpu(context, &o, error);
     if (rc)
@@ -197,37 +239,11 @@ void numoe_close(struct numoe *context)
     numoe_plan_free(context->plan);
     numoe_machine_free(context->machine);
     pthread_mutex_destroy(&context->turn);
+    pthread_mutex_destroy(&context->models_lock);
+    numoe_trace_free(context->trace);
+    free(context->node_bytes);
+    free(context->reads);
     free(context->nodes);
     free(context->cpus);
     free(context);
-}
-
-int numoe_stats_get(const struct numoe *context, struct numoe_stats *stats)
-{
-    struct numoe_stats now = {.size = sizeof now};
-
-    if (!context || !stats || stats->size < sizeof stats->size)
-        return -EINVAL;
-    now.calls = atomic_load_explicit(&context->calls, memory_order_relaxed);
-    now.tokens = atomic_load_explicit(&context->tokens, memory_order_relaxed);
-    now.pairs = atomic_load_explicit(&context->pairs, memory_order_relaxed);
-    now.skipped = atomic_load_explicit(&context->skipped, memory_order_relaxed);
-    now.missing = atomic_load_explicit(&context->missing, memory_order_relaxed);
-    now.expert_bytes = atomic_load_explicit(&context->expert_bytes, memory_order_relaxed);
-    now.nanoseconds = atomic_load_explicit(&context->nanoseconds, memory_order_relaxed);
-    now.workspace_bytes = atomic_load_explicit(&context->workspace_bytes, memory_order_relaxed);
-    now.gpu_calls = atomic_load_explicit(&context->gpu_calls, memory_order_relaxed);
-    now.gpu_tokens = atomic_load_explicit(&context->gpu_tokens, memory_order_relaxed);
-    now.workers = numoe_pool_worker_count(context->pool);
-    for (uint32_t w = 0; w < now.workers; w++) {
-        struct numoe_pool_worker_stats worker;
-        if (numoe_pool_stats(context->pool, w, &worker))
-            continue;
-        now.steals += worker.steals;
-        now.sleeps += worker.sleeps;
-        now.workers_pinned += worker.pinned;
-    }
-    now.size = stats->size;
-    memcpy(stats, &now, stats->size < sizeof now ? stats->size : sizeof now);
-    return 0;
 }
