@@ -185,6 +185,32 @@ Test(stats, a_submission_counts_like_a_call, .timeout = 60)
     close_subject(&s);
 }
 
+Test(stats, deferred_experts_count_with_the_call_that_defers_them, .timeout = 60)
+{
+    struct subject s = two_nodes(3, false, false);
+    const uint8_t deferred[EXPERTS] = {[1] = 1, [2] = 1};
+    struct request r = new_request(2, 0, 4);
+    struct numoe_stats all;
+
+    r.batch.deferred = deferred;
+    cr_assert_eq(numoe_forward(s.model, 0, &r.batch, NULL, NULL), 0);
+    cr_expect_eq(all_of(s.context).expert_bytes, 4 * s.info.expert_bytes);
+    for (uint32_t n = 0; n < 2; n++)
+        cr_expect_eq(node_of(s.context, n).expert_bytes, bytes_on(&s, 0, n, 0, 4));
+    /* the call that finishes them: what it is given counts, and they do not count again */
+    r.batch.deferred = NULL;
+    cr_assert_eq(numoe_forward(s.model, 1, &r.batch, NULL, NULL), 0);
+    all = all_of(s.context);
+    cr_expect_eq(all.calls, 2);
+    cr_expect_eq(all.expert_bytes, 8 * s.info.expert_bytes);
+    cr_expect_eq(all.work.read_bytes, 8 * s.info.expert_bytes);
+    for (uint32_t n = 0; n < 2; n++)
+        cr_expect_eq(node_of(s.context, n).expert_bytes,
+                     bytes_on(&s, 0, n, 0, 4) + bytes_on(&s, 1, n, 0, 4));
+    free_request(&r);
+    close_subject(&s);
+}
+
 Test(stats, a_call_that_fails_counts_nothing, .timeout = 60)
 {
     struct subject s = two_nodes(2, false, false);
