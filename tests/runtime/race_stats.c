@@ -9,11 +9,11 @@
 
 #if defined(__has_feature)
 #if __has_feature(thread_sanitizer)
-#define ROUNDS 60
+#define ROUNDS 400
 #endif
 #endif
 #ifndef ROUNDS
-#define ROUNDS 300
+#define ROUNDS 2000
 #endif
 
 enum { CALLERS = 2, READERS = 2, THREADS = 3 };
