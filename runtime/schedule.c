@@ -1024,7 +1024,7 @@ static void add_records(const struct numoe_schedule *s, struct numoe_pool_job *j
     const uint64_t token_ns = s->model->shape.hidden / 4;
 
     add_phase(job, run_records, (s->token_count + RECORD_TOKENS - 1) / RECORD_TOKENS, NULL,
-              token_ns * (double)RECORD_TOKENS);
+              token_ns * RECORD_TOKENS);
 }
 
 /* A core reads some 20 bytes a ns and does some 300 operations. */
