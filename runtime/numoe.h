@@ -346,6 +346,7 @@ struct numoe_work_stats {
     uint64_t items; /**< pieces of work that were run, of calls and of everything else */
     uint64_t steals_from[NUMOE_DISTANCES]; /**< times work was taken from a worker so far away */
     uint64_t stolen_items;
+    uint64_t refusals;     /**< looks that found nothing but work not worth the trip */
     uint64_t sleeps;       /**< times parked */
     uint64_t read_bytes;   /**< weights that kernels went over, as often as they did */
     uint64_t remote_bytes; /**< of these, in the memory of another node than the worker's */

@@ -10,6 +10,10 @@
 
 #include "base/clock.h"
 
+_Static_assert((int)NUMOE_DISTANCES == (int)NUMOE_POOL_DISTANCES &&
+                   (int)NUMOE_SAME_MACHINE == (int)NUMOE_POOL_ELSEWHERE,
+               "the pool's distances are those of the stats");
+
 #define PLACEMENT_NS ((uint64_t)60 * 1000000000) /* pages are looked at again after so long */
 
 static uint64_t load(const atomic_uint_fast64_t *counter)
@@ -35,6 +39,7 @@ static void add_work(struct numoe_work_stats *sum, const struct numoe_work_stats
     for (int d = 0; d < NUMOE_DISTANCES; d++)
         sum->steals_from[d] += one->steals_from[d];
     sum->stolen_items += one->stolen_items;
+    sum->refusals += one->refusals;
     sum->sleeps += one->sleeps;
     sum->read_bytes += one->read_bytes;
     sum->remote_bytes += one->remote_bytes;
@@ -69,6 +74,7 @@ static int read_worker(const struct numoe *context, uint32_t worker,
             {
                 .items = pool.items,
                 .stolen_items = pool.stolen_items,
+                .refusals = pool.refusals,
                 .sleeps = pool.sleeps,
                 .read_bytes = load(&context->reads[worker].bytes),
                 .remote_bytes = load(&context->reads[worker].remote_bytes),

@@ -100,11 +100,9 @@ static bool set_work(json_t *object, const struct numoe_work_stats *work, bool t
         uint64_t value;
     } counts[] =
         {
-            {"items", work->items},
-            {"stolen_items", work->stolen_items},
-            {"sleeps", work->sleeps},
-            {"read_bytes", work->read_bytes},
-            {"remote_bytes", work->remote_bytes},
+            {"items", work->items},           {"stolen_items", work->stolen_items},
+            {"refusals", work->refusals},     {"sleeps", work->sleeps},
+            {"read_bytes", work->read_bytes}, {"remote_bytes", work->remote_bytes},
         },
       times[] = {
           {"busy_ns", work->busy_ns},

@@ -50,9 +50,10 @@ static void *call_on(void *user)
 static int grows(const struct numoe_work_stats *a, const struct numoe_work_stats *b)
 {
     int good = a->items <= b->items && a->stolen_items <= b->stolen_items &&
-               a->sleeps <= b->sleeps && a->read_bytes <= b->read_bytes &&
-               a->remote_bytes <= b->remote_bytes && a->busy_ns <= b->busy_ns &&
-               a->parked_ns <= b->parked_ns && a->wakes <= b->wakes && a->wake_ns <= b->wake_ns;
+               a->refusals <= b->refusals && a->sleeps <= b->sleeps &&
+               a->read_bytes <= b->read_bytes && a->remote_bytes <= b->remote_bytes &&
+               a->busy_ns <= b->busy_ns && a->parked_ns <= b->parked_ns && a->wakes <= b->wakes &&
+               a->wake_ns <= b->wake_ns;
 
     for (int d = 0; d < NUMOE_DISTANCES; d++)
         good = good && a->steals_from[d] <= b->steals_from[d];

@@ -423,6 +423,7 @@ static void compare_work(const json_t *object, const struct numoe_work_stats *be
 #define ROW(field) BETWEEN(#field, before->field, number(object, #field), after->field)
     ROW(items);
     ROW(stolen_items);
+    ROW(refusals);
     ROW(sleeps);
     ROW(read_bytes);
     ROW(remote_bytes);
