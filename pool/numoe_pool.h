@@ -21,6 +21,7 @@
 #define NUMOE_POOL_H
 
 #include "base/numoe_base.h"
+#include "base/numoe_types.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -48,6 +49,32 @@ enum numoe_pool_distance {
 struct numoe_pool_worker {
     uint32_t os_cpu; /**< CPU to pin to, or UINT32_MAX: not pinned */
     uint32_t l3, node, domain, package;
+};
+
+/**
+ * Runs one item. May not call numoe_pool_run, _submit or _wait on its own pool (-EDEADLK), nor wait
+ * for another item of its phase: one worker may run them all, and with more workers than CPUs not
+ * all are woken.
+ */
+typedef void numoe_pool_fn(void *context, uint32_t item, uint32_t worker);
+
+/** Something that a pool did, as its observer is told of it. */
+enum numoe_pool_event_kind {
+    NUMOE_POOL_STEAL, /**< took work of another worker: victim, distance, items */
+    NUMOE_POOL_PARK,  /**< slept from begin to end: latency_ns */
+    NUMOE_POOL_PHASE, /**< finished a phase that was open from begin to end: run, items */
+    NUMOE_POOL_JOIN   /**< from the end of a job until its caller, who took part, had noticed */
+};
+
+struct numoe_pool_event {
+    enum numoe_pool_event_kind kind;
+    uint32_t worker;           /**< on whose thread this happened, which is the calling one */
+    uint64_t begin_ns, end_ns; /**< of the monotonic clock */
+    uint32_t victim;           /**< a worker */
+    enum numoe_pool_distance distance;
+    uint32_t items;
+    uint64_t latency_ns; /**< from another's decision to wake this worker until it ran */
+    numoe_pool_fn *run;  /**< the phase's */
 };
 
 struct numoe_pool_config {
@@ -83,6 +110,12 @@ struct numoe_pool_config {
      *  caller's threads may be lent for them (numoe_pool_lend). What falls to one that is absent,
      * the others do. */
     uint32_t lent_workers;
+    bool timed; /**< also count times (numoe_pool_worker_stats): reads the clock twice for each
+                     batch of items and each sleep */
+    /** Told of events, by the thread they happened on and so by several at once; implies timed.
+     *  May be NULL. May not call the pool. */
+    void (*observe)(void *user, const struct numoe_pool_event *event);
+    void *observe_user;
 };
 
 #define NUMOE_POOL_CONFIG_INIT                                                                     \
@@ -92,13 +125,6 @@ struct numoe_pool_config {
     }
 
 struct numoe_pool;
-
-/**
- * Runs one item. May not call numoe_pool_run, _submit or _wait on its own pool (-EDEADLK), nor wait
- * for another item of its phase: one worker may run them all, and with more workers than CPUs not
- * all are woken.
- */
-typedef void numoe_pool_fn(void *context, uint32_t item, uint32_t worker);
 
 struct numoe_pool_phase {
     numoe_pool_fn *run;
@@ -196,16 +222,25 @@ bool numoe_pool_forked(const struct numoe_pool *pool);
 uint32_t numoe_pool_worker_count(const struct numoe_pool *pool);
 
 struct numoe_pool_worker_stats {
-    uint64_t items;  /**< run */
-    uint64_t steals; /**< successful */
+    uint64_t items;                             /**< run */
+    uint64_t steals;                            /**< successful */
+    uint64_t steals_from[NUMOE_POOL_DISTANCES]; /**< the same by distance of the victim */
     uint64_t stolen_items;
     uint64_t refusals; /**< looks that found nothing but items not worth the trip */
     uint64_t sleeps;   /**< times parked */
     bool pinned;
     int pin_errno; /**< why not pinned, else 0 */
+    /* of a timed pool; else 0 */
+    bool timed;
+    uint64_t busy_ns;   /**< running items, counted when a batch of them is done */
+    uint64_t parked_ns; /**< asleep, up to this moment */
+    uint64_t wakes;     /**< sleeps that ended */
+    uint64_t wake_ns;   /**< sum of what they took, from the decision until the worker ran */
+    uint64_t wake_buckets[NUMOE_WAKE_BUCKETS]; /**< how often how long; they sum to wakes */
 };
 
-/** Snapshot of a worker's counters. @return 0 or -EINVAL. @thread any, at any time */
+/** Snapshot of a worker's counters, none of which ever falls. @return 0 or -EINVAL. @thread any, at
+ *  any time */
 int numoe_pool_stats(const struct numoe_pool *pool, uint32_t worker,
                      struct numoe_pool_worker_stats *stats);
 

@@ -152,6 +152,7 @@ static void free_memory(struct numoe_pool *pool)
         munmap((void *)pool->alive, pool->alive_size);
     numoe_pool_trees_destroy(pool);
     numoe_pool_kins_destroy(pool);
+    numoe_pool_counters_destroy(pool);
     numoe_pool_masks_destroy(pool);
     free(pool->first);
     free(pool->workers);
@@ -233,7 +234,8 @@ int numoe_pool_create(const struct numoe_pool_config *config, struct numoe_pool 
             atomic_store_explicit(&pool->workers[w].state, NUMOE_POOL_ABSENT, memory_order_relaxed);
         pool->workers[w].os_cpu = taken.workers ? taken.workers[w].os_cpu : UINT32_MAX;
     }
-    if (numoe_pool_kins_create(pool, &taken) || numoe_pool_trees_create(pool, taken.workers))
+    if (numoe_pool_kins_create(pool, &taken) || numoe_pool_trees_create(pool, taken.workers) ||
+        numoe_pool_counters_create(pool, &taken))
         goto free_pool;
     if (taken.pin_caller && pool->workers[0].os_cpu != UINT32_MAX) {
         /* Past the mask, the mask stays empty and pinning is refused with EINVAL, as it should. */
@@ -281,23 +283,4 @@ void numoe_pool_destroy(struct numoe_pool *pool)
 uint32_t numoe_pool_worker_count(const struct numoe_pool *pool)
 {
     return pool ? pool->worker_count : 0;
-}
-
-int numoe_pool_stats(const struct numoe_pool *pool, uint32_t worker,
-                     struct numoe_pool_worker_stats *stats)
-{
-    struct numoe_pool_worker_slot *slot;
-
-    if (!pool || !stats || worker >= pool->worker_count)
-        return -EINVAL;
-    slot = &pool->workers[worker];
-    /* A snapshot of counters; each is its worker's own, none orders anything. */
-    stats->items = atomic_load_explicit(&slot->items, memory_order_relaxed);
-    stats->steals = atomic_load_explicit(&slot->steals, memory_order_relaxed);
-    stats->stolen_items = atomic_load_explicit(&slot->stolen_items, memory_order_relaxed);
-    stats->refusals = atomic_load_explicit(&slot->refusals, memory_order_relaxed);
-    stats->sleeps = atomic_load_explicit(&slot->sleeps, memory_order_relaxed);
-    stats->pinned = atomic_load_explicit(&slot->pinned, memory_order_relaxed);
-    stats->pin_errno = atomic_load_explicit(&slot->pin_errno, memory_order_relaxed);
-    return 0;
 }

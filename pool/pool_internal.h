@@ -73,6 +73,18 @@ enum numoe_pool_lender { NUMOE_POOL_FREE, NUMOE_POOL_LENT, NUMOE_POOL_RECALLED }
 /* Of an entry of pool->tickets; a ticket is a multiple of 8. */
 enum { NUMOE_POOL_TICKET_OPEN = 1, NUMOE_POOL_TICKET_CANCELLED = 2, NUMOE_POOL_TICKET_BITS = 7 };
 
+/* Times of a worker of a timed pool (pool_stats.c). */
+struct numoe_pool_clock {
+    /* Written by whoever wakes the worker. */
+    alignas(NUMOE_POOL_LINE) _Atomic uint64_t woken_ns;
+
+    /* Written by the worker alone, read by numoe_pool_stats. */
+    alignas(NUMOE_POOL_LINE) _Atomic uint64_t busy_ns;
+    _Atomic uint64_t parked; /* ns parked << 1; asleep: (ns parked - when it began) << 1 | 1 */
+    _Atomic uint64_t wake_ns;
+    _Atomic uint64_t wake_buckets[NUMOE_WAKE_BUCKETS];
+};
+
 struct numoe_pool_worker_slot {
     /* Claims: owner and thieves. */
     alignas(NUMOE_POOL_LINE) numoe_pool_range range;
@@ -80,9 +92,7 @@ struct numoe_pool_worker_slot {
 
     /* Written by the worker alone, read by numoe_pool_stats. */
     alignas(NUMOE_POOL_LINE) _Atomic uint64_t items;
-    _Atomic uint64_t steals, stolen_items, refusals, sleeps;
-    _Atomic int pin_errno;
-    _Atomic bool pinned;
+    _Atomic uint64_t steals[NUMOE_POOL_DISTANCES], stolen_items, refusals;
 
     /* Rarely written: publishers look at it each time and should hit their own cache. */
     alignas(NUMOE_POOL_LINE) _Atomic uint32_t state;
@@ -92,6 +102,9 @@ struct numoe_pool_worker_slot {
     uint32_t leaf;                   /* of the join tree, where this worker's share is counted */
     uint32_t wake_begin, wake_count; /* whom it wakes: places in pool->wake_order */
     int name_errno;                  /* before `started` is counted */
+    _Atomic int pin_errno;
+    _Atomic bool pinned;
+    _Atomic uint64_t sleeps; /* as state, which it is written with */
     struct numoe_pool *pool;
     pthread_t thread;
 };
@@ -179,6 +192,13 @@ struct numoe_pool {
     struct numoe_log log;
     void (*thread_init)(void *user, uint32_t worker);
     void *thread_init_user;
+    struct numoe_pool_worker *places; /* of the workers, or NULL: all in one */
+    struct numoe_pool_clock *clocks;  /* of the workers, or NULL: not timed */
+    void (*observe)(void *user, const struct numoe_pool_event *event);
+    void *observe_user;
+
+    /* With an observer: when seq last changed. Written before seq by whoever writes that. */
+    alignas(NUMOE_POOL_LINE) _Atomic uint64_t changed_ns;
 
     /* [ticket / 8 % TICKETS]: ticket, OPEN until it is waited for, CANCELLED if items were not run.
      */
@@ -423,6 +443,24 @@ void numoe_pool_wake_caller(struct numoe_pool *pool);
 void numoe_pool_wake_one(struct numoe_pool *pool, uint32_t worker);
 /** After STOP. */
 void numoe_pool_wake_all(struct numoe_pool *pool);
+
+/* pool_stats.c */
+int numoe_pool_counters_create(struct numoe_pool *pool, const struct numoe_pool_config *config);
+void numoe_pool_counters_destroy(struct numoe_pool *pool);
+/** The worker has taken items of another. */
+void numoe_pool_count_steal(struct numoe_pool_hand *hand, uint32_t victim, uint32_t items);
+/** The worker sleeps from now on. @return when that began; 0: not timed */
+uint64_t numoe_pool_clock_sleep(struct numoe_pool_hand *hand);
+/** It runs again. began: as numoe_pool_clock_sleep said. */
+void numoe_pool_clock_awake(struct numoe_pool_hand *hand, uint64_t began);
+/** In a timed pool: the worker is about to be woken. */
+void numoe_pool_clock_wake(struct numoe_pool *pool, uint32_t worker);
+/** With an observer: seq is about to change, for the first time in this job. */
+void numoe_pool_note_open(struct numoe_pool *pool);
+/** With an observer: the phase of hand->view is done and seq about to change. */
+void numoe_pool_note_phase(struct numoe_pool_hand *hand);
+/** With an observer: worker 0 has noticed that its job is done. */
+void numoe_pool_note_join(struct numoe_pool *pool);
 
 /* pool_turn.c */
 void numoe_pool_turn_take(struct numoe_pool *pool);

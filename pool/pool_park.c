@@ -47,7 +47,7 @@ static void park(struct numoe_pool_hand *hand, uint64_t seen)
     struct numoe_pool_worker_slot *slot = hand->slot;
     struct numoe_pool_view view;
     uint32_t state = NUMOE_POOL_SLEEPING;
-    uint64_t seq;
+    uint64_t seq, began;
 
     /* Pair with the publisher's store of seq and its loads in numoe_pool_wake; see the top. */
     atomic_fetch_add_explicit(&pool->sleepers, 1, memory_order_seq_cst);
@@ -60,9 +60,11 @@ static void park(struct numoe_pool_hand *hand, uint64_t seen)
         return;
     }
     numoe_pool_count(&slot->sleeps, 1);
+    began = numoe_pool_clock_sleep(hand);
     do {
         numoe_pool_os_wait(&slot->state, NUMOE_POOL_SLEEPING, NUMOE_POOL_OS_ANY);
     } while (atomic_load_explicit(&slot->state, memory_order_seq_cst) == NUMOE_POOL_SLEEPING);
+    numoe_pool_clock_awake(hand, began);
 
     /* Somebody woke this worker and counts on it for those below. */
     seq = numoe_pool_seq(pool);
@@ -134,6 +136,8 @@ void numoe_pool_wake_one(struct numoe_pool *pool, uint32_t worker)
     struct numoe_pool_worker_slot *slot = &pool->workers[worker];
     uint32_t state = NUMOE_POOL_SLEEPING;
 
+    if (pool->clocks)
+        numoe_pool_clock_wake(pool, worker);
     if (!atomic_compare_exchange_strong_explicit(&slot->state, &state, NUMOE_POOL_AWAKE,
                                                  memory_order_seq_cst, memory_order_seq_cst))
         return;

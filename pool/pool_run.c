@@ -17,6 +17,8 @@
 #include "pool_internal.h"
 #include "pool_os.h"
 
+#include "base/probes.h"
+
 #include <errno.h>
 #include <string.h>
 
@@ -138,6 +140,8 @@ static uint64_t publish(struct numoe_pool *pool, const struct numoe_pool_job *jo
     }
     atomic_store_explicit(&pool->context, job->context, memory_order_release);
     seq = (base + first_phase) << 1 | NUMOE_POOL_OPEN;
+    if (pool->observe)
+        numoe_pool_note_open(pool);
     /* Releases the data above; sequentially consistent against sleepers (pool_park.c). */
     atomic_store_explicit(&pool->seq, seq, memory_order_seq_cst);
     numoe_pool_wake(pool, seq);
@@ -156,6 +160,8 @@ static void advance(struct numoe_pool_hand *hand)
         numoe_pool_ticket_mark(pool, hand->view.seq);
         next = 0;
     }
+    if (pool->observe)
+        numoe_pool_note_phase(hand);
     /* Both stores: release what all workers did in the phase (collected by numoe_pool_join) to
      * every load of seq; sequentially consistent against sleepers (pool_park.c). */
     if (next) {
@@ -182,15 +188,28 @@ static uint32_t pass_over(struct numoe_pool_hand *hand)
     return 1 + end - begin;
 }
 
+static inline void run_item(const struct numoe_pool_hand *hand, uint32_t item)
+{
+    const struct numoe_pool_view *view = &hand->view;
+
+    numoe_probe_item_start(hand->worker, view->seq >> 1, item);
+    view->run(view->context, item, hand->worker);
+    numoe_probe_item_done(hand->worker, view->seq >> 1, item);
+}
+
 /* Claim once and run until the own range is empty. @return false: nothing to be had. */
 static bool work(struct numoe_pool_hand *hand)
 {
     struct numoe_pool_worker_slot *slot = hand->slot;
     struct numoe_pool_view *view = &hand->view;
+    struct numoe_pool_clock *clocks = hand->pool->clocks;
     uint32_t item, end, extra, extras = 0, done = 0;
+    uint64_t began = 0;
 
     if (!numoe_pool_claim(hand, &item, &end))
         return false;
+    if (clocks)
+        began = numoe_pool_os_now_ns();
     hand->greedy = false;
     hand->idle_since_ns = 0;
     /* The first item is not put where others could take it: each claim runs something, and two
@@ -202,11 +221,11 @@ static bool work(struct numoe_pool_hand *hand)
             done += pass_over(hand);
             break;
         }
-        view->run(view->context, item, hand->worker);
+        run_item(hand, item);
         done++;
         if (hand->random) {
             if (numoe_pool_random(hand) % 4 == 0 && numoe_pool_claim_random(hand, &extra)) {
-                view->run(view->context, extra, hand->worker);
+                run_item(hand, extra);
                 extras++;
                 /* Never the phase's last: `item` is not counted yet. */
                 numoe_pool_join(hand->pool, view, numoe_pool_leaf_of(hand->pool, view, extra), 1);
@@ -217,6 +236,8 @@ static bool work(struct numoe_pool_hand *hand)
     } while (numoe_pool_range_take(&slot->range, &item));
 
     numoe_pool_count(&slot->items, done + extras);
+    if (clocks)
+        numoe_pool_count(&clocks[hand->worker].busy_ns, numoe_pool_os_now_ns() - began);
     if (numoe_pool_join(hand->pool, view, hand->leaf, done))
         advance(hand);
     return true;
@@ -272,6 +293,8 @@ static void sit(struct numoe_pool *pool, uint64_t until)
     numoe_pool_enter(&frame, pool);
     numoe_pool_participate(&hand, until);
     numoe_pool_leave(&frame);
+    if (pool->observe)
+        numoe_pool_note_join(pool);
     if (restore)
         numoe_pool_unpin_caller(pool);
 }

@@ -240,12 +240,6 @@ static enum numoe_pool_catch steal(struct numoe_pool_hand *hand, uint32_t w, uin
     return caught;
 }
 
-static void count_steal(struct numoe_pool_worker_slot *slot, uint32_t items)
-{
-    numoe_pool_count(&slot->steals, 1);
-    numoe_pool_count(&slot->stolen_items, items);
-}
-
 static enum numoe_pool_catch claim_from(struct numoe_pool_hand *hand, uint32_t w, uint32_t least,
                                         uint32_t most, uint32_t *begin, uint32_t *end)
 {
@@ -261,7 +255,7 @@ static enum numoe_pool_catch claim_from(struct numoe_pool_hand *hand, uint32_t w
             hand->leaf = numoe_pool_leaf_of(hand->pool, &hand->view, *begin);
     }
     if (caught == NUMOE_POOL_CAUGHT)
-        count_steal(hand->slot, *end - *begin);
+        numoe_pool_count_steal(hand, w, *end - *begin);
     return caught;
 }
 
@@ -360,6 +354,6 @@ bool numoe_pool_claim_random(struct numoe_pool_hand *hand, uint32_t *item)
     /* Not a share: there would be no place for its rest. */
     if (w == hand->worker || steal(hand, w, 1, 1, item, &end) != NUMOE_POOL_CAUGHT)
         return false;
-    count_steal(hand->slot, 1);
+    numoe_pool_count_steal(hand, w, 1);
     return true;
 }

@@ -96,6 +96,9 @@ struct numoe_bench_cell {
     double read_gbs, peak_gops;              /* median over the turns; peak 0: not known */
     double bandwidth_fraction, ops_fraction; /* median over the turns; NaN: not known */
     double rel_l2; /* to float64 over the checked tokens; NaN: not checked */
+    /* with numoe_options.stats, else NaN: part of the calls' time that workers are busy, mean over
+     * the workers, and how much longer than the mean the busiest of them is */
+    double busy_fraction, busy_imbalance;
 };
 
 /* Measure one layer with random bf16 activations and fresh random routing in each repetition. */

@@ -21,6 +21,8 @@ struct cell_work {
     uint16_t *x;
     int32_t *ids;
     float *weights, *out;
+    uint32_t workers;
+    uint64_t *busy_ns; /* [workers] within the measured calls, [workers] when one began */
 };
 
 void numoe_bench_activations(struct numoe_bench_random *random, uint16_t *x, uint64_t count)
@@ -77,6 +79,43 @@ static struct ceilings measure_ceilings(struct numoe_bench *bench, enum numoe_ce
     return now;
 }
 
+static uint64_t busy_ns(const struct cell_work *work, uint32_t worker)
+{
+    struct numoe_worker_stats stats = NUMOE_WORKER_STATS_INIT;
+
+    numoe_stats_worker(numoe_model_context(work->model), worker, &stats);
+    return stats.work.busy_ns;
+}
+
+/* The same with what workers are busy counted: they do other things between the calls. */
+static int measure_once(struct cell_work *work, struct numoe_result *result, double *seconds,
+                        struct numoe_error *error)
+{
+    int rc;
+
+    for (uint32_t w = 0; w < work->workers; w++)
+        work->busy_ns[work->workers + w] = busy_ns(work, w);
+    rc = repeat_once(work, result, seconds, error);
+    for (uint32_t w = 0; w < work->workers; w++)
+        work->busy_ns[w] += busy_ns(work, w) - work->busy_ns[work->workers + w];
+    return rc;
+}
+
+static void compare_workers(const struct cell_work *work, double seconds,
+                            struct numoe_bench_cell *cell)
+{
+    uint64_t sum = 0, most = 0;
+
+    for (uint32_t w = 0; w < work->workers; w++) {
+        sum += work->busy_ns[w];
+        most = work->busy_ns[w] > most ? work->busy_ns[w] : most;
+    }
+    if (sum == 0) /* not timed */
+        return;
+    cell->busy_fraction = (double)sum * 1e-9 / work->workers / seconds;
+    cell->busy_imbalance = (double)most * work->workers / (double)sum;
+}
+
 /* The measuring itself: turns of repetitions between ceilings. */
 static int measure(struct numoe_bench *bench, struct cell_work *work, enum numoe_ceiling peak,
                    double ops_per_pair, uint32_t repetitions, struct numoe_bench_cell *cell,
@@ -87,6 +126,7 @@ static int measure(struct numoe_bench *bench, struct cell_work *work, enum numoe
     double *ms = calloc(repetitions, 5 * sizeof *ms);
     double *gbs, *gops, *turn_gbs, *turn_gops;
     struct ceilings before, after;
+    double sum = 0;
     int rc = 0;
 
     if (!ms)
@@ -104,9 +144,10 @@ static int measure(struct numoe_bench *bench, struct cell_work *work, enum numoe
             struct numoe_result result;
             double seconds;
 
-            rc = repeat_once(work, &result, &seconds, error);
+            rc = measure_once(work, &result, &seconds, error);
             if (rc)
                 goto out;
+            sum += seconds;
             ms[done] = seconds * 1e3;
             gbs[done] = (double)result.expert_bytes / seconds * 1e-9;
             gops[done] = (double)result.pairs * ops_per_pair / seconds * 1e-9;
@@ -123,6 +164,7 @@ static int measure(struct numoe_bench *bench, struct cell_work *work, enum numoe
         of_peak[turn] = numoe_bench_quantile(turn_gops, done - begin, 0.5) / peaks[turn];
         before = after;
     }
+    compare_workers(work, sum, cell);
     cell->repetitions = repetitions;
     cell->ms = numoe_bench_quantile(ms, repetitions, 0.5);
     cell->ms_min = numoe_bench_quantile(ms, repetitions, 0);
@@ -153,7 +195,11 @@ int numoe_bench_layer(struct numoe_bench *bench, struct numoe_model *model,
     double seconds;
     int rc;
 
-    *cell = (struct numoe_bench_cell){.layer = request->layer, .tokens = tokens, .rel_l2 = NAN};
+    *cell = (struct numoe_bench_cell){.layer = request->layer,
+                                      .tokens = tokens,
+                                      .rel_l2 = NAN,
+                                      .busy_fraction = NAN,
+                                      .busy_imbalance = NAN};
     rc = numoe_model_info(model, &info);
     if (rc)
         return numoe_error_set(error, rc, "bench", "the model does not describe itself");
@@ -173,7 +219,9 @@ int numoe_bench_layer(struct numoe_bench *bench, struct numoe_model *model,
     work.out = malloc(elements * sizeof *work.out);
     work.ids = malloc(entries * sizeof *work.ids);
     work.weights = malloc(entries * sizeof *work.weights);
-    if (!work.x || !work.out || !work.ids || !work.weights) {
+    work.workers = info.worker_count;
+    work.busy_ns = calloc(2 * (size_t)work.workers, sizeof *work.busy_ns);
+    if (!work.x || !work.out || !work.ids || !work.weights || !work.busy_ns) {
         rc = numoe_error_set(error, -ENOMEM, "bench", "no room for %" PRIu64 " tokens", tokens);
         goto out;
     }
@@ -211,5 +259,6 @@ out:
     free(work.out);
     free(work.ids);
     free(work.weights);
+    free(work.busy_ns);
     return rc;
 }

@@ -46,7 +46,7 @@ static void fill_progress(uint64_t done, uint64_t total)
     cli_progress("making random experts: %" PRIu64 " of %" PRIu64, done, total);
 }
 
-static void print_header(const struct bench_report *report, const struct series *series)
+static void print_header(const struct bench_report *report, const struct series *series, bool stats)
 {
     printf("%s, %" PRIu64 " layer%s of %" PRIu64 " experts in memory (%.2f GB, %.0f %% on 2 MiB "
            "pages), %" PRIu64 " a token\n%s%s%" PRIu32 " worker%s on %" PRIu32
@@ -58,17 +58,20 @@ static void print_header(const struct bench_report *report, const struct series 
            report->workers == 1 ? "" : "s", report->nodes, report->nodes == 1 ? "" : "s",
            series->kernels);
     printf("tokens        ms   (p10 - p90)            GB/s    of read     Gop/s   of peak"
-           "   rel. L2   read GB/s  peak Gop/s\n");
+           "   rel. L2   read GB/s  peak Gop/s%s\n",
+           stats ? "    busy  most/mean" : "");
 }
 
 static void print_cell(const struct numoe_bench_cell *cell, double limit)
 {
-    printf("%6" PRIu64
-           " %9.3f   (%.3f - %.3f)%*s %7.1f %10.3f %9.0f %9.3f  %8.2e %11.1f %11.0f%s\n",
+    printf("%6" PRIu64 " %9.3f   (%.3f - %.3f)%*s %7.1f %10.3f %9.0f %9.3f  %8.2e %11.1f %11.0f",
            cell->tokens, cell->ms, cell->ms_p10, cell->ms_p90,
            19 - snprintf(NULL, 0, "(%.3f - %.3f)", cell->ms_p10, cell->ms_p90), "", cell->gbs,
            cell->bandwidth_fraction, cell->gops, cell->ops_fraction, cell->rel_l2, cell->read_gbs,
-           cell->peak_gops, cell->rel_l2 <= limit ? "" : "  WRONG");
+           cell->peak_gops);
+    if (!isnan(cell->busy_fraction))
+        printf(" %7.3f %10.3f", cell->busy_fraction, cell->busy_imbalance);
+    printf("%s\n", cell->rel_l2 <= limit ? "" : "  WRONG");
     fflush(stdout);
 }
 
@@ -108,7 +111,7 @@ static int measure_series(const struct cli_values *values, struct numoe *context
     report->buffer_bytes = numoe_bench_buffer_bytes(bench);
     cli_progress_end();
     if (!values->json)
-        print_header(report, series);
+        print_header(report, series, values->stats != CLI_STATS_OFF);
     for (uint32_t i = 0; i < kinds; i++) {
         struct numoe_bench_request request = {
             .layer = i % report->desc.layers,
@@ -224,7 +227,7 @@ static json_t *json_of_report(const struct bench_report *report)
                 results,
                 json_pack(
                     "{s:s, s:s, s:I, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o,"
-                    " s:o, s:o}",
+                    " s:o, s:o, s:o, s:o}",
                     "isa", series->isa, "arithmetic", arithmetic, "tokens",
                     (json_int_t)cell->tokens, "repetitions", (json_int_t)cell->repetitions, "ms",
                     cli_json_number(cell->ms), "ms_min", cli_json_number(cell->ms_min), "ms_p10",
@@ -233,7 +236,9 @@ static json_t *json_of_report(const struct bench_report *report)
                     cli_json_number(cell->gbs), "gops", cli_json_number(cell->gops), "read_gbs",
                     cli_json_number(cell->read_gbs), "peak_gops", cli_json_number(cell->peak_gops),
                     "bandwidth_fraction", cli_json_number(cell->bandwidth_fraction), "ops_fraction",
-                    cli_json_number(cell->ops_fraction), "rel_l2", cli_json_number(cell->rel_l2)));
+                    cli_json_number(cell->ops_fraction), "rel_l2", cli_json_number(cell->rel_l2),
+                    "busy_fraction", cli_json_number(cell->busy_fraction), "busy_imbalance",
+                    cli_json_number(cell->busy_imbalance)));
         }
     }
     return json_pack(
@@ -277,6 +282,10 @@ static int run(const struct cli_values *values)
         cli_error("bench", "--idle is for the CPU's workers, without --gpu");
         return CLI_USAGE;
     }
+    if (values->gpu && values->stats != CLI_STATS_OFF) {
+        cli_error("bench", "--stats is for workers, not for --gpu");
+        return CLI_USAGE;
+    }
     if (values->gpu)
         return cli_bench_gpu(values);
     if (values->resident || values->stream) {
@@ -313,10 +322,10 @@ static int run(const struct cli_values *values)
 }
 
 static const enum cli_option options[] = {
-    CLI_MODEL,  CLI_LAYERS, CLI_EXPERTS,      CLI_TOKENS,  CLI_ISAS,     CLI_ARITHMETICS,
-    CLI_REPEAT, CLI_PLAN,   CLI_WORKERS,      CLI_THREADS, CLI_TOPOLOGY, CLI_NODES,
-    CLI_CPUS,   CLI_FORM,   CLI_OPTIMIZE,     CLI_SEED,    CLI_GPU,      CLI_RESIDENT,
-    CLI_STREAM, CLI_IDLE,   CLI_RESERVE_CPUS, CLI_JSON,    CLI_END};
+    CLI_MODEL,  CLI_LAYERS, CLI_EXPERTS,      CLI_TOKENS,      CLI_ISAS,     CLI_ARITHMETICS,
+    CLI_REPEAT, CLI_PLAN,   CLI_WORKERS,      CLI_THREADS,     CLI_TOPOLOGY, CLI_NODES,
+    CLI_CPUS,   CLI_FORM,   CLI_OPTIMIZE,     CLI_SEED,        CLI_GPU,      CLI_RESIDENT,
+    CLI_STREAM, CLI_IDLE,   CLI_RESERVE_CPUS, CLI_STATS_CELLS, CLI_JSON,     CLI_END};
 
 const struct cli_verb cli_bench = {
     .name = "bench",

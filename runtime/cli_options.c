@@ -24,7 +24,7 @@ const char cli_exit_help[] = "Exit status:\n"
 
 struct option_text {
     const char *name;
-    const char *argument; /* NULL: a switch */
+    const char *argument; /* NULL: a switch; "[=...]": may be left out */
     const char *help;     /* lines separated by \n */
 };
 
@@ -107,6 +107,10 @@ static const struct option_text option_texts[] = {
     [CLI_SMT] = {"smt", NULL, "also use the second hardware threads of cores"},
     [CLI_SPILL] = {"spill", NULL,
                    "weights that their node has no room for go elsewhere, and are reported"},
+    [CLI_STATS] = {"stats", "[=json|prometheus]",
+                   "measure workers' times, and print what workers and nodes did in the end"},
+    [CLI_STATS_CELLS] = {"stats", NULL,
+                         "measure workers' times, and show how busy they are and how evenly"},
     [CLI_STEPS] = {"steps", "N", "end after so many steps, however long they take"},
     [CLI_STREAM] = {"stream", NULL,
                     "with --gpu: copy each layer from host memory while the one before computes"},
@@ -117,6 +121,7 @@ static const struct option_text option_texts[] = {
                       "another machine: a file of numoe topo --save or an hwloc XML file, a\n"
                       "directory with its sys/ and proc/, or a synthetic string such as\n"
                       "'pack:2 l3:16 [numa(memory=16GB)] core:4 pu:2' (default: this one)"},
+    [CLI_TRACE] = {"trace", "FILE", "write a timeline of calls and workers, for ui.perfetto.dev"},
     [CLI_WORKERS] = {"workers", "N", "worker threads (default: one for each core allowed)"},
 };
 
@@ -357,6 +362,17 @@ static int parse_objective(const char *text, struct cli_values *values, struct n
                            text);
 }
 
+static int parse_stats(const char *text, enum cli_stats *stats, struct numoe_error *error)
+{
+    *stats = !text                             ? CLI_STATS_TEXT
+             : strcmp(text, "json") == 0       ? CLI_STATS_JSON
+             : strcmp(text, "prometheus") == 0 ? CLI_STATS_PROMETHEUS
+                                               : CLI_STATS_OFF;
+    return *stats ? 0
+                  : numoe_error_set(error, -EINVAL, NULL, "\"%s\" is neither json nor prometheus",
+                                    text);
+}
+
 static int set_option(enum cli_option option, const char *text, struct cli_values *values,
                       struct numoe_error *error)
 {
@@ -454,6 +470,9 @@ static int set_option(enum cli_option option, const char *text, struct cli_value
     case CLI_SPILL:
         values->spill = true;
         return 0;
+    case CLI_STATS:
+    case CLI_STATS_CELLS:
+        return parse_stats(text, &values->stats, error);
     case CLI_STEPS:
         return parse_count(text, UINT64_MAX, &values->steps, error);
     case CLI_STREAM:
@@ -482,6 +501,9 @@ static int set_option(enum cli_option option, const char *text, struct cli_value
             return numoe_error_set(error, -EINVAL, NULL, "is empty; \"live\" is this machine");
         values->topology = text;
         return 0;
+    case CLI_TRACE:
+        values->trace = text;
+        return 0;
     case CLI_WORKERS:
         rc = parse_count(text, UINT32_MAX - 1, &number, error);
         values->workers = (uint32_t)number;
@@ -492,9 +514,15 @@ static int set_option(enum cli_option option, const char *text, struct cli_value
     return numoe_error_set(error, -EINVAL, NULL, "not an option");
 }
 
+static bool optional(const char *argument)
+{
+    return argument && strncmp(argument, "[=", 2) == 0;
+}
+
 static void print_option(const char *name, const char *argument, const char *help)
 {
-    int column = printf("  --%s%s%s", name, argument ? " " : "", argument ? argument : "");
+    int column = printf("  --%s%s%s", name, argument && !optional(argument) ? " " : "",
+                        argument ? argument : "");
 
     if (column > HELP_COLUMN - 2) {
         putchar('\n');
@@ -530,9 +558,12 @@ int cli_parse(const struct cli_verb *verb, int argc, char **argv, struct cli_val
     memset(values, 0, sizeof *values);
     values->seed = 1;
     for (const enum cli_option *option = verb->options; *option; option++)
-        options[count++] = (struct option){
-            option_texts[*option].name,
-            option_texts[*option].argument ? required_argument : no_argument, NULL, (int)*option};
+        options[count++] =
+            (struct option){option_texts[*option].name,
+                            optional(option_texts[*option].argument) ? optional_argument
+                            : option_texts[*option].argument         ? required_argument
+                                                                     : no_argument,
+                            NULL, (int)*option};
     options[count] = (struct option){"help", no_argument, NULL, help};
 
     opterr = 0;

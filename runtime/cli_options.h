@@ -63,16 +63,22 @@ enum cli_option {
     CLI_SEED,
     CLI_SMT,
     CLI_SPILL,
+    CLI_STATS,
+    CLI_STATS_CELLS,
     CLI_STEPS,
     CLI_STREAM,
     CLI_SVG,
     CLI_THREADS,
     CLI_TOKENS,
     CLI_TOPOLOGY,
+    CLI_TRACE,
     CLI_WORKERS
 };
 
 enum { CLI_MAX_ISAS = 8, CLI_MAX_LIST = 65536 };
+
+/* How --stats is to be shown. */
+enum cli_stats { CLI_STATS_OFF, CLI_STATS_TEXT, CLI_STATS_JSON, CLI_STATS_PROMETHEUS };
 
 struct cli_list {
     uint32_t *values;
@@ -87,7 +93,7 @@ struct cli_rate {
 
 /* What the command line says; zero or NULL where it says nothing. */
 struct cli_values {
-    const char *directory, *model, *save, *topology, *svg, *png, *plan;
+    const char *directory, *model, *save, *topology, *svg, *png, *plan, *trace;
     struct cli_list cpus, nodes, tokens;
     uint64_t duration_s, experts, idle_s, layers, keep_free_bytes, seed, steps;
     uint64_t experts_per_token, hidden, intermediate;
@@ -95,6 +101,7 @@ struct cli_values {
     uint32_t repeat, threads, workers;
     bool json, measure, smt, gpu, resident, stream, spill;
     enum numoe_memory_policy memory_policy;
+    enum cli_stats stats;
     bool seed_given;
     char *isa_text; /* holds what isas point to */
     const char *isas[CLI_MAX_ISAS];

@@ -12,6 +12,8 @@
 #include <string.h>
 #include <unistd.h>
 
+enum { TRACE_EVENTS = 16384 }; /* of each worker: a second of small calls */
+
 static bool line_open; /* a progress line stands on the terminal */
 
 void cli_progress_end(void)
@@ -154,6 +156,8 @@ int cli_open(const char *verb, const struct cli_values *values, const char *isa,
     options.form = values->form;
     options.groups = values->groups;
     options.objective = values->objective;
+    options.stats = values->stats != CLI_STATS_OFF;
+    options.trace_events = values->trace ? TRACE_EVENTS : 0;
     options.log = cli_log();
     if (numoe_open(&options, context, &error))
         return cli_report(verb,

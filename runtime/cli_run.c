@@ -4,6 +4,7 @@
 #include "cli_memory.h"
 #include "cli_options.h"
 #include "cli_output.h"
+#include "cli_stats.h"
 #include "numoe_gpu.h"
 
 #include <inttypes.h>
@@ -30,6 +31,7 @@ struct report {
     bool gpu_asked;
     struct numoe_gpu_report gpu;
     struct numoe_stats stats;
+    json_t *stats_json; /* of --stats with --json */
 };
 
 /*
@@ -240,15 +242,15 @@ static json_t *json_of_report(const char *directory, const struct report *report
                       cli_json_number(cell->rel_l2)));
     }
     return json_pack(
-        "{s:o, s:{s:s, s:s, s:I, s:I, s:I, s:I, s:I}, s:{s:s, s:I, s:s}, s:{s:I, s:o, s:s},"
+        "{s:o*, s:o, s:{s:s, s:s, s:I, s:I, s:I, s:I, s:I}, s:{s:s, s:I, s:s}, s:{s:I, s:o, s:s},"
         " s:{s:I, s:I, s:I, s:I, s:I}, s:o, s:o, s:{s:o, s:o, s:b}}",
-        "gpu", cli_gpu_json(info, &report->stats, &report->gpu), "model", "directory", directory,
-        "family", info->family, "layers", (json_int_t)info->desc.layers, "experts",
-        (json_int_t)info->desc.experts, "experts_per_token",
-        (json_int_t)info->desc.experts_per_token, "hidden", (json_int_t)info->desc.hidden,
-        "intermediate", (json_int_t)info->desc.intermediate, "machine", "cpu",
-        report->machine->cpu_model, "workers", (json_int_t)info->worker_count, "kernels",
-        info->kernels, "load", "bytes", (json_int_t)info->checkpoint_bytes, "seconds",
+        "stats", report->stats_json, "gpu", cli_gpu_json(info, &report->stats, &report->gpu),
+        "model", "directory", directory, "family", info->family, "layers",
+        (json_int_t)info->desc.layers, "experts", (json_int_t)info->desc.experts,
+        "experts_per_token", (json_int_t)info->desc.experts_per_token, "hidden",
+        (json_int_t)info->desc.hidden, "intermediate", (json_int_t)info->desc.intermediate,
+        "machine", "cpu", report->machine->cpu_model, "workers", (json_int_t)info->worker_count,
+        "kernels", info->kernels, "load", "bytes", (json_int_t)info->checkpoint_bytes, "seconds",
         cli_json_number(info->load_seconds), "io", info->io_path, "memory", "resident_bytes",
         (json_int_t)info->resident_bytes, "anonymous_bytes",
         (json_int_t)report->memory.anonymous_bytes, "peak_bytes",
@@ -266,12 +268,20 @@ static int run(const struct cli_values *values)
     struct report report = {.info = {.size = sizeof report.info}};
     struct numoe_model *model = NULL;
     struct numoe *context = NULL;
+    FILE *trace = NULL;
     int code;
 
+    if (values->json && values->stats == CLI_STATS_PROMETHEUS) {
+        cli_error("run", "--stats=prometheus does not go with --json; --stats does");
+        return CLI_USAGE;
+    }
+    code = cli_trace_open(values->trace, &trace);
+    if (code)
+        return code;
     cli_memory_read(&report.before);
     code = cli_open("run", values, values->isa_count ? values->isas[0] : NULL, &context);
     if (code)
-        return code;
+        goto close;
     load.arithmetic = values->arithmetic_count ? values->arithmetics[0] : NUMOE_FAST;
     load.progress = watch_loading;
     load.user = &report;
@@ -307,11 +317,15 @@ static int run(const struct cli_values *values)
         numoe_gpu_model_report(numoe_model_gpu(model), &report.gpu);
     numoe_model_info(model, &report.info);
     if (values->json) {
+        if (values->stats != CLI_STATS_OFF)
+            report.stats_json = cli_stats_json(context);
         code = cli_print_json(json_of_report(values->directory, &report));
     } else {
         print_text(values->directory, &report);
-        code = cli_flush(CLI_OK);
+        code = cli_print_stats(values, context);
     }
+    if (trace && cli_trace_write(values->trace, context, &trace) && !code)
+        code = CLI_FAILURE;
     if (!(report.worst <= report.limit)) {
         cli_error("run", "results differ from the reference by %.2e, more than %.2e", report.worst,
                   report.limit);
@@ -324,13 +338,16 @@ destroy:
 close:
     cli_progress_end();
     numoe_close(context);
+    if (trace)
+        fclose(trace);
     return code;
 }
 
 static const enum cli_option options[] = {
-    CLI_TOKENS,    CLI_REPEAT, CLI_ARITHMETIC, CLI_ISA,    CLI_PLAN, CLI_WORKERS,  CLI_TOPOLOGY,
-    CLI_MEMORY,    CLI_SPILL,  CLI_NODES,      CLI_CPUS,   CLI_FORM, CLI_OPTIMIZE, CLI_RESERVE_CPUS,
-    CLI_KEEP_FREE, CLI_SEED,   CLI_GPU,        CLI_STREAM, CLI_JSON, CLI_END};
+    CLI_TOKENS,   CLI_REPEAT,       CLI_ARITHMETIC, CLI_ISA,   CLI_PLAN, CLI_WORKERS,
+    CLI_TOPOLOGY, CLI_MEMORY,       CLI_SPILL,      CLI_NODES, CLI_CPUS, CLI_FORM,
+    CLI_OPTIMIZE, CLI_RESERVE_CPUS, CLI_KEEP_FREE,  CLI_SEED,  CLI_GPU,  CLI_STREAM,
+    CLI_STATS,    CLI_TRACE,        CLI_JSON,       CLI_END};
 
 const struct cli_verb cli_run = {
     .name = "run",

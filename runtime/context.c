@@ -5,6 +5,7 @@
  */
 #include "context.h"
 
+#include "base/clock.h"
 #include "choose_kernels.h"
 
 #include <errno.h>
@@ -55,6 +56,39 @@ static int copy_list(const uint32_t *list, uint32_t count, uint32_t **out, uint3
         return -ENOMEM;
     memcpy(*out, list, count * sizeof **out);
     *out_count = count;
+    return 0;
+}
+
+static uint32_t thread_count(const struct numoe *context, const struct numoe_options *options)
+{
+    return options->threads ? options->threads : context->plan->worker_count;
+}
+
+/* Where workers and calls count, and the rings of a trace. */
+static int make_counters(struct numoe *context, const struct numoe_options *options,
+                         struct numoe_error *error)
+{
+    const uint32_t threads = thread_count(context, options);
+    const size_t bytes = threads * sizeof *context->reads;
+
+    if (threads > NUMOE_POOL_MAX_WORKERS)
+        return numoe_error_set(error, -EINVAL, "threads", "%u is more than %d", threads,
+                               NUMOE_POOL_MAX_WORKERS);
+    if (options->trace_events > 1u << 24)
+        return numoe_error_set(error, -EINVAL, "trace_events", "%u is more than %u",
+                               options->trace_events, 1u << 24);
+    context->reads = aligned_alloc(alignof(struct worker_reads), bytes);
+    context->node_bytes = calloc(context->plan->node_count, sizeof *context->node_bytes);
+    if (!context->reads || !context->node_bytes)
+        return numoe_error_set(error, -ENOMEM, "workers",
+                               "no memory for the counters of %u workers", threads);
+    memset(context->reads, 0, bytes);
+    if (options->trace_events)
+        context->trace = numoe_trace_create(threads, options->trace_events);
+    if (options->trace_events && !context->trace)
+        return numoe_error_set(error, -ENOMEM, "trace_events",
+                               "no memory for %u events of each of %u workers",
+                               options->trace_events, threads);
     return 0;
 }
 
@@ -124,6 +158,7 @@ int numoe_open(const struct numoe_options *options, struct numoe **out, struct n
         strncpy(context->isa, isa, sizeof context->isa - 1);
     context->log = o.log;
     context->described = o.topology && *o.topology && strcmp(o.topology, "live") != 0;
+    context->timed = o.stats || o.trace_events;
     context->strict_memory = o.strict_memory;
     context->memory_spill = o.memory_spill;
     context->memory_policy = o.memory_policy;
@@ -133,6 +168,8 @@ int numoe_open(const struct numoe_options *options, struct numoe **out, struct n
     context->groups = o.groups;
     context->objective = o.objective;
     context->next_ticket = 1;
+    context->opened_ns = numoe_now_ns();
+    pthread_mutex_init(&context->models_lock, NULL);
     pthread_mutex_init(&context->turn, NULL);
 
     rc = copy_list(o.nodes, o.node_count, &context->nodes, &context->node_count);
@@ -151,7 +188,9 @@ int numoe_open(const struct numoe_options *options, struct numoe **out, struct n
     rc = numoe_context_make_plan(context, &o, error);
     if (rc)
         goto fail;
-    rc = numoe_context_start_pool(context, &o, error);
+    rc = make_counters(context, &o, error);
+    if (!rc)
+        rc = numoe_context_start_pool(context, &o, error);
     if (!rc)
         choose_width(context);
     if (!rc)
@@ -178,38 +217,12 @@ void numoe_close(struct numoe *context)
     numoe_plan_free(context->plan);
     numoe_machine_free(context->machine);
     pthread_mutex_destroy(&context->turn);
+    pthread_mutex_destroy(&context->models_lock);
+    numoe_trace_free(context->trace);
+    free(context->node_bytes);
+    free(context->reads);
     free(context->nodes);
     free(context->cpus);
     free(context->reserved_cpus);
     free(context);
-}
-
-int numoe_stats_get(const struct numoe *context, struct numoe_stats *stats)
-{
-    struct numoe_stats now = {.size = sizeof now};
-
-    if (!context || !stats || stats->size < sizeof stats->size)
-        return -EINVAL;
-    now.calls = atomic_load_explicit(&context->calls, memory_order_relaxed);
-    now.tokens = atomic_load_explicit(&context->tokens, memory_order_relaxed);
-    now.pairs = atomic_load_explicit(&context->pairs, memory_order_relaxed);
-    now.skipped = atomic_load_explicit(&context->skipped, memory_order_relaxed);
-    now.missing = atomic_load_explicit(&context->missing, memory_order_relaxed);
-    now.expert_bytes = atomic_load_explicit(&context->expert_bytes, memory_order_relaxed);
-    now.nanoseconds = atomic_load_explicit(&context->nanoseconds, memory_order_relaxed);
-    now.workspace_bytes = atomic_load_explicit(&context->workspace_bytes, memory_order_relaxed);
-    now.gpu_calls = atomic_load_explicit(&context->gpu_calls, memory_order_relaxed);
-    now.gpu_tokens = atomic_load_explicit(&context->gpu_tokens, memory_order_relaxed);
-    now.workers = numoe_pool_worker_count(context->pool);
-    for (uint32_t w = 0; w < now.workers; w++) {
-        struct numoe_pool_worker_stats worker;
-        if (numoe_pool_stats(context->pool, w, &worker))
-            continue;
-        now.steals += worker.steals;
-        now.sleeps += worker.sleeps;
-        now.workers_pinned += worker.pinned;
-    }
-    now.size = stats->size;
-    memcpy(stats, &now, stats->size < sizeof now ? stats->size : sizeof now);
-    return 0;
 }

@@ -7,11 +7,13 @@
 #define NUMOE_CONTEXT_H
 
 #include <pthread.h>
+#include <stdalign.h>
 #include <stdatomic.h>
 
 #include "model.h"
 #include "numoe_gpu.h"
 #include "schedule.h"
+#include "trace.h"
 
 /*
  * One call at a time runs in a context. `turn` is held while a call prepares, runs or finishes; a
@@ -25,6 +27,19 @@
  * that job before giving the pool another. The rows stay until the model's next call, which reads
  * them as schedule.late and lays out its own deferred experts in the other of the two.
  */
+/* Add to a counter that has one writer at a time. */
+static inline void numoe_counter_add(atomic_uint_fast64_t *counter, uint64_t n)
+{
+    atomic_store_explicit(counter, atomic_load_explicit(counter, memory_order_relaxed) + n,
+                          memory_order_relaxed);
+}
+
+/* What a worker has read, written by it alone. */
+struct worker_reads {
+    alignas(64) atomic_uint_fast64_t bytes;
+    atomic_uint_fast64_t remote_bytes;
+};
+
 struct numoe {
     struct numoe_machine *machine;
     struct numoe_plan *plan; /* workers and nodes, without a model; or the one that was given */
@@ -34,6 +49,7 @@ struct numoe {
     struct numoe_log log;
     char gpu_note[512];
     char isa[16];
+    bool timed;     /* workers measure times */
     bool described; /* the plan is of another machine: no binding, no pinning */
     bool strict_memory, memory_spill;
     enum numoe_memory_policy memory_policy;
@@ -62,8 +78,18 @@ struct numoe {
     bool later_built, later_running;
     uint64_t later_ticket;
 
+    /* written with the turn */
     atomic_uint_fast64_t calls, tokens, pairs, skipped, missing, expert_bytes, nanoseconds;
     atomic_uint_fast64_t workspace_bytes, gpu_calls, gpu_tokens;
+
+    uint64_t opened_ns;
+    struct worker_reads *reads;       /* [threads] */
+    atomic_uint_fast64_t *node_bytes; /* [plan->node_count] numoe_node_stats.expert_bytes; written
+                                           with the turn */
+    struct numoe_trace *trace;        /* or NULL */
+    pthread_mutex_t models_lock;
+    struct numoe_model *models;       /* all that are complete; guarded by models_lock, ... */
+    atomic_uint_fast64_t model_count; /* ... as are changes of this */
 };
 
 struct model_node {
@@ -71,6 +97,7 @@ struct model_node {
     uint8_t *base;
     uint32_t *start;      /* [layers * experts + 1] first slice of each expert, in slices */
     uint64_t bias_offset; /* bytes to the b2 rows kept on this node */
+    struct numoe_memory_report report; /* of the model's inspected_ns */
 };
 
 enum { EXPERT_PRESENT = 1, EXPERT_EXTREME = 2 };
@@ -98,6 +125,9 @@ struct numoe_model {
     uint64_t checkpoint_bytes;
     double load_seconds;
 
+    struct numoe_model *next; /* of the context's models; guarded by its models_lock, as is ... */
+    uint64_t inspected_ns;    /* ... when pages were looked at for its stats; 0: never */
+
     struct numoe_gpu_model *gpu; /* NULL: the CPU computes */
     char gpu_note[512];
     atomic_uint *generation; /* [layers], with a GPU: changes with the layer's weights */
@@ -122,6 +152,10 @@ void numoe_model_ungroup(struct numoe_model *model);
 
 int numoe_context_start_pool(struct numoe *context, const struct numoe_options *options,
                              struct numoe_error *error);
+
+/* A complete model joins, and a model leaves, those that numoe_stats_node looks at. */
+void numoe_stats_join(struct numoe_model *model);
+void numoe_stats_leave(struct numoe_model *model);
 
 /* Finish and drop a submission of this model. */
 void numoe_context_forget(struct numoe_model *model);

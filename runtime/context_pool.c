@@ -107,6 +107,11 @@ int numoe_context_start_pool(struct numoe *context, const struct numoe_options *
     config.spin_ns = context->spin_ns = options->spin_ns;
     config.chaos_seed = options->chaos_seed;
     config.log = &context->log;
+    config.timed = context->timed;
+    if (context->trace) {
+        config.observe = numoe_trace_pool_event;
+        config.observe_user = context->trace;
+    }
     rc = numoe_pool_create(&config, &context->pool, error);
 out:
     free(trips);

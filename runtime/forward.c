@@ -7,13 +7,9 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/probes.h"
 #include "context.h"
 #include "gpu_run.h"
-
-static void add(atomic_uint_fast64_t *counter, uint64_t n)
-{
-    atomic_fetch_add_explicit(counter, n, memory_order_relaxed);
-}
 
 static int copy_batch(const struct numoe_batch *batch, struct numoe_batch *copy,
                       struct numoe_error *error)
@@ -37,6 +33,17 @@ static void give_result(const struct numoe_result *from, struct numoe_result *to
         return;
     memcpy(to, from, size < sizeof *from ? size : sizeof *from);
     to->size = size;
+}
+
+/* Turn held. */
+static void trace_call(const struct numoe *context, enum trace_kind kind, uint64_t since,
+                       uint64_t tokens, uint32_t lanes)
+{
+    const uint32_t count = tokens > UINT32_MAX ? UINT32_MAX : (uint32_t)tokens;
+
+    if (context->trace)
+        numoe_trace_span(context->trace, numoe_trace_calls(context->trace), kind, since,
+                         (uint32_t[TRACE_ARGS]){(uint32_t)context->schedule.layer, count, lanes});
 }
 
 /* Turn held, and the call that deferred experts is done, all but them: start these. */
@@ -64,25 +71,32 @@ static void finish_later(struct numoe *context)
 /* Turn held. Finish what numoe_submit left running; its result waits in the schedule. */
 static void finish_pending(struct numoe *context)
 {
+    const uint64_t since = numoe_trace_now(context->trace);
+
     if (!context->pending || context->finished)
         return;
     numoe_pool_wait(context->pool, context->pool_ticket);
+    trace_call(context, TRACE_WAIT, since, context->schedule.batch.tokens, 0);
     start_later(context);
     context->finished = true;
     context->pending_result = context->schedule.result;
-    add(&context->nanoseconds, numoe_now_ns() - context->pending_since);
+    numoe_counter_add(&context->nanoseconds, numoe_now_ns() - context->pending_since);
+    numoe_probe_call_done(context->schedule.layer, context->schedule.batch.tokens, 0);
 }
 
 static void count_call(struct numoe *context, const struct numoe_schedule *s)
 {
-    add(&context->calls, 1);
-    add(&context->tokens, s->batch.tokens);
-    add(&context->pairs, s->result.pairs);
-    add(&context->skipped, s->result.skipped);
-    add(&context->missing, s->result.missing);
-    add(&context->expert_bytes, s->result.expert_bytes);
-    add(&context->gpu_tokens, s->result.gpu_tokens);
-    add(&context->gpu_calls, s->result.gpu_tokens != 0);
+    numoe_counter_add(&context->calls, 1);
+    numoe_counter_add(&context->tokens, s->batch.tokens);
+    numoe_counter_add(&context->pairs, s->result.pairs);
+    numoe_counter_add(&context->skipped, s->result.skipped);
+    numoe_counter_add(&context->missing, s->result.missing);
+    numoe_counter_add(&context->expert_bytes, s->result.expert_bytes);
+    numoe_counter_add(&context->gpu_tokens, s->result.gpu_tokens);
+    numoe_counter_add(&context->gpu_calls, s->result.gpu_tokens != 0);
+    for (uint32_t n = 0; n < context->plan->node_count; n++)
+        if (s->node_bytes[n])
+            numoe_counter_add(&context->node_bytes[n], s->node_bytes[n]);
     atomic_store_explicit(&context->workspace_bytes, s->memory_bytes, memory_order_relaxed);
 }
 
@@ -92,6 +106,7 @@ static int prepare(struct numoe *context, uint64_t begin, uint64_t most, struct 
 {
     struct numoe_schedule *s = &context->schedule;
     const uint64_t left = s->batch.tokens - begin;
+    const uint64_t since = numoe_trace_now(context->trace);
     int rc;
 
     s->token_begin = begin;
@@ -103,6 +118,7 @@ static int prepare(struct numoe *context, uint64_t begin, uint64_t most, struct 
                                              : "%llu tokens are too many for one pass",
                                (unsigned long long)s->token_count);
     numoe_schedule_job(s, job);
+    trace_call(context, TRACE_LAY_OUT, since, s->token_count, s->lane_count);
     return 0;
 }
 
@@ -153,7 +169,8 @@ static int prepare_later(struct numoe *context, struct numoe_model *model, uint6
 static void turn_later(struct numoe *context, struct numoe_model *model,
                        const struct numoe_batch *batch, struct numoe_result *result)
 {
-    const struct numoe_result *later = &context->later[!context->later_at].result;
+    const struct numoe_schedule *deferred = &context->later[!context->later_at];
+    const struct numoe_result *later = &deferred->result;
 
     if (batch->tokens && context->later_model == model)
         context->later_model = NULL;
@@ -167,6 +184,8 @@ static void turn_later(struct numoe *context, struct numoe_model *model,
     result->missing += later->missing;
     result->experts_hit += later->experts_hit;
     result->expert_bytes += later->expert_bytes;
+    for (uint32_t n = 0; n < model->plan->node_count; n++)
+        context->schedule.node_bytes[n] += deferred->node_bytes[n];
 }
 
 /*
@@ -183,7 +202,7 @@ static int run_passes(struct numoe *context, struct numoe_model *model, uint64_t
     struct numoe_pool_job job;
     struct numoe_result total = NUMOE_RESULT_INIT;
     bool laid_out = false;
-    uint64_t first, most;
+    uint64_t first, most, since;
 
     s->late =
         batch->tokens && context->later_model == model ? &context->later[context->later_at] : NULL;
@@ -197,7 +216,10 @@ static int run_passes(struct numoe *context, struct numoe_model *model, uint64_t
         if (rc)
             return rc;
     }
+    since = numoe_trace_now(context->trace);
     first = batch->deferred || s->late ? 0 : numoe_gpu_run(s);
+    if (first)
+        trace_call(context, TRACE_GPU, since, first, 0);
     if (batch->tokens - first > most) {
         for (uint64_t begin = first; begin < batch->tokens; begin += s->token_count) {
             int rc = prepare(context, begin, most, &job, error);
@@ -215,9 +237,11 @@ static int run_passes(struct numoe *context, struct numoe_model *model, uint64_t
             *last = job;
             break;
         }
+        since = numoe_trace_now(context->trace);
         rc = numoe_pool_run(context->pool, &job);
         if (rc)
             return numoe_error_set(error, rc, "workers", "could not run the job");
+        trace_call(context, TRACE_RUN, since, s->token_count, s->lane_count);
     }
     if (laid_out)
         s->result = total;
@@ -246,6 +270,7 @@ int numoe_forward(struct numoe_model *model, uint64_t layer, const struct numoe_
     const uint64_t since = numoe_now_ns();
     struct numoe_batch copy;
     struct numoe *context;
+    uint64_t turn;
     int rc = check_call(model, layer, batch, &copy, error);
 
     if (rc)
@@ -253,6 +278,8 @@ int numoe_forward(struct numoe_model *model, uint64_t layer, const struct numoe_
     context = model->context;
     pthread_mutex_lock(&context->turn);
     finish_pending(context);
+    numoe_probe_call_start(layer, copy.tokens, copy.top_k);
+    turn = numoe_trace_now(context->trace);
     rc = check_later(context, model, &copy, error);
     if (!rc) {
         finish_later(context);
@@ -261,9 +288,11 @@ int numoe_forward(struct numoe_model *model, uint64_t layer, const struct numoe_
     if (!rc) {
         start_later(context);
         count_call(context, &context->schedule);
-        add(&context->nanoseconds, numoe_now_ns() - since);
+        numoe_counter_add(&context->nanoseconds, numoe_now_ns() - since);
         give_result(&context->schedule.result, result);
+        trace_call(context, TRACE_CALL, turn, copy.tokens, 0);
     }
+    numoe_probe_call_done(layer, copy.tokens, rc);
     pthread_mutex_unlock(&context->turn);
     return rc;
 }
@@ -275,6 +304,7 @@ int numoe_submit(struct numoe_model *model, uint64_t layer, const struct numoe_b
     struct numoe_pool_job job = {0};
     struct numoe_batch copy;
     struct numoe *context;
+    uint64_t turn;
     int rc = check_call(model, layer, batch, &copy, error);
 
     if (!rc && !ticket)
@@ -290,10 +320,12 @@ int numoe_submit(struct numoe_model *model, uint64_t layer, const struct numoe_b
     rc = check_later(context, model, &copy, error);
     if (rc)
         goto out;
+    numoe_probe_call_start(layer, copy.tokens, copy.top_k);
+    turn = numoe_trace_now(context->trace);
     finish_later(context);
     rc = run_passes(context, model, layer, &copy, &job, error);
     if (rc)
-        goto out;
+        goto done;
     context->finished = job.phase_count == 0;
     if (context->finished) {
         start_later(context);
@@ -305,7 +337,7 @@ int numoe_submit(struct numoe_model *model, uint64_t layer, const struct numoe_b
             if (context->later_built)
                 context->later_model = NULL;
             context->later_built = false;
-            goto out;
+            goto done;
         }
     }
     count_call(context, &context->schedule);
@@ -314,6 +346,10 @@ int numoe_submit(struct numoe_model *model, uint64_t layer, const struct numoe_b
     context->pending_since = since;
     context->pending_ticket = context->next_ticket++;
     *ticket = context->pending_ticket;
+    trace_call(context, TRACE_SUBMIT, turn, copy.tokens, 0);
+done:
+    if (rc || context->finished)
+        numoe_probe_call_done(layer, copy.tokens, rc);
 out:
     pthread_mutex_unlock(&context->turn);
     return rc;

@@ -59,7 +59,7 @@ static void count(struct numoe_schedule *s, const int32_t *ids, uint64_t entries
         if (ids[i] < 0)
             continue;
         s->result.pairs++;
-        numoe_schedule_see(s, (uint64_t)ids[i]);
+        numoe_schedule_see(s, (uint64_t)ids[i], false);
     }
 }
 

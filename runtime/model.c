@@ -340,6 +340,7 @@ int numoe_model_create(struct numoe *context, const struct numoe_model_desc *des
         rc = numoe_gpu_attach(model, error);
     if (rc)
         goto fail;
+    numoe_stats_join(model);
     *out = model;
     return 0;
 fail:
@@ -351,6 +352,7 @@ void numoe_model_destroy(struct numoe_model *model)
 {
     if (!model)
         return;
+    numoe_stats_leave(model);
     numoe_context_forget(model);
     numoe_gpu_detach(model);
     for (uint32_t n = 0; model->nodes && n < model->plan->node_count; n++) {

@@ -20,6 +20,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -88,6 +89,10 @@ struct numoe_options {
     uint32_t steal_trip_percent; /**< a worker fetches work from far only if that is worth the trip;
                                       this much of what it costs by the machine's measured
                                       latencies or its distances. 0: always */
+    bool stats;            /**< also measure times: how long workers are busy and parked, and how
+                                long it takes to wake them. Counts are kept in any case */
+    uint32_t trace_events; /**< keep so many of each worker's latest events, 40 bytes each, for
+                                numoe_trace_write; implies stats. 0: none; at most 2^24 */
 };
 
 #define NUMOE_OPTIONS_INIT                                                                         \
@@ -373,6 +378,46 @@ int numoe_wait(struct numoe_model *model, uint64_t ticket, struct numoe_result *
 
 /* ---- stats ---------------------------------------------------------------------------------- */
 
+/** What workers did since open: one, those of a node, or all. Times are 0 unless stats are timed.
+ */
+struct numoe_work_stats {
+    uint64_t items; /**< pieces of work that were run, of calls and of everything else */
+    uint64_t steals_from[NUMOE_DISTANCES]; /**< times work was taken from a worker so far away */
+    uint64_t stolen_items;
+    uint64_t refusals;     /**< looks that found nothing but work not worth the trip */
+    uint64_t sleeps;       /**< times parked */
+    uint64_t read_bytes;   /**< weights that kernels went over, as often as they did */
+    uint64_t remote_bytes; /**< of these, in the memory of another node than the worker's */
+    uint64_t busy_ns;      /**< running items */
+    uint64_t parked_ns; /**< asleep; what is neither busy nor parked was spent waiting for work */
+    uint64_t wakes;     /**< sleeps that ended */
+    uint64_t wake_ns;   /**< sum of what waking took, from the decision until the worker ran */
+    uint64_t wake_buckets[NUMOE_WAKE_BUCKETS]; /**< how often how long: at most 1024 << b ns; they
+                                                    sum to wakes */
+};
+
+/** One worker, that is a thread; worker 0 is whoever calls. */
+struct numoe_worker_stats {
+    size_t size;
+    uint32_t os_cpu; /**< planned CPU; UINT32_MAX: none */
+    uint32_t node;   /**< index for numoe_stats_node: whose memory it reads first */
+    bool pinned;     /**< to that CPU; worker 0 during calls */
+    int pin_errno;   /**< why not, else 0 */
+    struct numoe_work_stats work;
+};
+
+/** One memory node of the plan, its workers, and what the context's models have there. */
+struct numoe_node_stats {
+    size_t size;
+    uint32_t os_index, workers;
+    struct numoe_work_stats work; /**< of its workers, wherever they read */
+    uint64_t expert_bytes; /**< of experts in its memory, read at least once by a call's workers,
+                                 whichever they were, summed over calls */
+    /* As numoe_model_node reports it, summed over the models; looked at once a minute at most. */
+    uint64_t planned_bytes, huge_bytes, giant_bytes, checked_bytes, placed_bytes, spilled_bytes;
+    bool bound; /**< every range of them */
+};
+
 struct numoe_stats {
     size_t size;
     uint64_t calls; /**< layers computed */
@@ -384,6 +429,11 @@ struct numoe_stats {
     uint64_t workspace_bytes;
     uint64_t gpu_calls;  /**< of calls, computed by a GPU */
     uint64_t gpu_tokens; /**< of tokens */
+    uint64_t uptime_ns;  /**< since open */
+    uint32_t nodes;      /**< for numoe_stats_node */
+    uint32_t models;
+    bool timed;                   /**< numoe_options.stats: times are measured */
+    struct numoe_work_stats work; /**< of all workers */
 };
 
 #define NUMOE_STATS_INIT                                                                           \
@@ -391,8 +441,46 @@ struct numoe_stats {
         .size = sizeof(struct numoe_stats)                                                         \
     }
 
-/** Counters since open. @return 0 or -EINVAL. @thread any */
+#define NUMOE_WORKER_STATS_INIT                                                                    \
+    {                                                                                              \
+        .size = sizeof(struct numoe_worker_stats)                                                  \
+    }
+#define NUMOE_NODE_STATS_INIT                                                                      \
+    {                                                                                              \
+        .size = sizeof(struct numoe_node_stats)                                                    \
+    }
+
+/**
+ * Counters since open; none ever falls. Structs are the caller's, filled as far as size says.
+ * numoe_stats_worker: of worker 0 .. numoe_stats.workers - 1. numoe_stats_node: of node 0 ..
+ * numoe_stats.nodes - 1; it may look at where pages are, which takes milliseconds.
+ * @return 0; -EINVAL; numoe_stats_node: -ECHILD as numoe_forward
+ * @thread any, also while calls run; each number is exact, two of them may be a moment apart
+ */
 int numoe_stats_get(const struct numoe *context, struct numoe_stats *stats);
+int numoe_stats_worker(const struct numoe *context, uint32_t worker,
+                       struct numoe_worker_stats *stats);
+int numoe_stats_node(struct numoe *context, uint32_t node, struct numoe_node_stats *stats);
+
+/**
+ * All of these as one JSON object, or in Prometheus' text exposition format. docs/stats.md lists
+ * names.
+ * @param out  the caller's; flushed, not closed
+ * @return 0; -EINVAL; -EIO when writing failed, -ENOMEM, -ECHILD as numoe_forward
+ * @thread any, also while calls run
+ */
+int numoe_stats_print_json(struct numoe *context, FILE *out);
+int numoe_stats_print_prometheus(struct numoe *context, FILE *out);
+
+/**
+ * Write the events of a context opened with trace_events as a timeline that ui.perfetto.dev and
+ * chrome://tracing open (Chrome's JSON trace event format). Of a worker that had more, the oldest
+ * are gone, and the file says how many.
+ * @param out  the caller's; flushed, not closed
+ * @return 0; -EINVAL (NULL, or opened without); -EIO when writing failed, -ENOMEM
+ * @thread any, also while calls run: what ends after the call began may be missing
+ */
+int numoe_trace_write(struct numoe *context, FILE *out);
 
 #ifdef __cplusplus
 }

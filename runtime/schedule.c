@@ -58,6 +58,7 @@ enum memory_use {
     MEMORY_BUILD,
     MEMORY_ROW_TOKEN,
     MEMORY_SEEN,
+    MEMORY_NODE_BYTES,
     MEMORY_USES
 };
 _Static_assert(MEMORY_USES == sizeof((struct numoe_schedule *)NULL)->memory / sizeof(struct grow),
@@ -273,12 +274,13 @@ static const struct part *part_of(const struct build *b, uint32_t h, uint32_t n)
     return &b->parts[(size_t)h * b->s->model->plan->node_count + n];
 }
 
-/* Slices [first, first + count) of a part of hit h, tokens [token, token + tokens) of it. */
-static int push_run(struct build *b, uint32_t h, const struct part *part, uint64_t first,
-                    uint64_t count, uint32_t token, uint32_t tokens)
+/* Slices [first, first + count) of a node's part of hit h, tokens [token, token + tokens) of it. */
+static int push_run(struct build *b, uint32_t h, uint32_t node, uint64_t first, uint64_t count,
+                    uint32_t token, uint32_t tokens)
 {
     struct numoe_schedule *s = b->s;
     const struct hit *hit = &b->hits[h];
+    const struct part *part = part_of(b, h, node);
     struct schedule_run *run;
     int rc = grow_to(s, MEMORY_RUNS, (s->run_count + 1) * sizeof *s->runs);
 
@@ -301,6 +303,8 @@ static int push_run(struct build *b, uint32_t h, const struct part *part, uint64
         .down_bias = part->first + first == 0
                          ? numoe_model_down_bias(s->model, s->layer, hit->expert)
                          : NULL,
+        .expert = hit->expert,
+        .node = node,
         .first_entry = s->entry_count,
         .tokens = tokens,
         .many = hit->many,
@@ -381,7 +385,7 @@ static int push_runs(struct build *b, const struct group *group, uint32_t h, uin
         const uint64_t stop = end < part->count ? end : part->count;
 
         if (begin < stop)
-            rc = push_run(b, h, part, begin, stop - begin, token, tokens);
+            rc = push_run(b, h, group->nodes[i], begin, stop - begin, token, tokens);
         before += part->count;
     }
     return rc;
@@ -735,11 +739,16 @@ static int reserve_work(struct numoe_schedule *s, uint32_t workers)
 int numoe_schedule_begin(struct numoe_schedule *s, struct numoe_model *model, uint64_t layer,
                          const struct numoe_batch *batch)
 {
+    const uint64_t node_bytes = model->plan->node_count * sizeof *s->node_bytes;
     int rc = renew(s, MEMORY_SEEN, model->desc.experts);
 
+    if (!rc)
+        rc = renew(s, MEMORY_NODE_BYTES, node_bytes);
     if (rc)
         return rc;
     memset(s->memory[MEMORY_SEEN].data, 0, model->desc.experts);
+    s->node_bytes = s->memory[MEMORY_NODE_BYTES].data;
+    memset(s->node_bytes, 0, node_bytes);
     s->model = model;
     s->layer = layer;
     s->batch = *batch;
@@ -748,14 +757,34 @@ int numoe_schedule_begin(struct numoe_schedule *s, struct numoe_model *model, ui
     return 0;
 }
 
-void numoe_schedule_see(struct numoe_schedule *s, uint64_t expert)
+/* The bytes of an expert on each node, for numoe_node_stats. */
+static void count_nodes(const struct numoe_schedule *s, uint64_t expert)
 {
+    const struct numoe_model *model = s->model;
+    const uint64_t q = s->layer * model->desc.experts + expert;
+
+    for (uint32_t n = 0; n < model->plan->node_count; n++) {
+        const uint32_t *start = &model->nodes[n].start[q];
+
+        s->node_bytes[n] += (start[1] - start[0]) * model->shape.bytes;
+        if (n == model->bias_node[q])
+            s->node_bytes[n] += model->plan->shape.expert_bytes;
+    }
+}
+
+void numoe_schedule_see(struct numoe_schedule *s, uint64_t expert, bool by_workers)
+{
+    enum { SEEN = 1, READ = 2 };
     const struct numoe_expert_shape held = numoe_plan_held(s->model->plan);
     uint8_t *seen = s->memory[MEMORY_SEEN].data;
 
-    if (seen[expert])
+    if (by_workers && !(seen[expert] & READ)) {
+        seen[expert] |= READ;
+        count_nodes(s, expert);
+    }
+    if (seen[expert] & SEEN)
         return;
-    seen[expert] = 1;
+    seen[expert] |= SEEN;
     s->result.experts_hit++;
     s->result.expert_bytes += held.slices * held.slice_bytes + held.expert_bytes;
 }
@@ -810,7 +839,7 @@ int numoe_schedule_build(struct numoe_schedule *s, uint32_t workers)
     if (rc)
         return rc;
     for (uint32_t h = 0; h < b.hit_count; h++)
-        numoe_schedule_see(s, b.hits[h].expert);
+        numoe_schedule_see(s, b.hits[h].expert, true);
     return 0;
 }
 
@@ -825,16 +854,21 @@ static const uint8_t *token_x(const struct numoe_schedule *s, uint64_t token)
 static void run_records(void *context, uint32_t item, uint32_t worker)
 {
     const struct numoe_schedule *s = context;
+    struct numoe_trace *trace = s->model->context->trace;
+    const uint64_t since = numoe_trace_now(trace);
     const unsigned saved = numoe_kernels_enter();
     uint64_t end = (uint64_t)(item + 1) * RECORD_TOKENS;
 
-    (void)worker;
     if (end > s->token_count)
         end = s->token_count;
     for (uint64_t t = (uint64_t)item * RECORD_TOKENS; t < end; t++)
         s->model->kernels->quantise(&s->model->shape, token_x(s, t), s->batch.x_type,
                                     s->records + t * s->record_stride);
     numoe_kernels_leave(saved);
+    if (trace)
+        numoe_trace_span(trace, worker, TRACE_RECORDS, since,
+                         (uint32_t[TRACE_ARGS]){(uint32_t)s->layer, item * RECORD_TOKENS,
+                                                (uint32_t)(end - (uint64_t)item * RECORD_TOKENS)});
 }
 
 static const void *token_record(const struct numoe_schedule *s, uint32_t worker, uint32_t token)
@@ -853,13 +887,15 @@ static const void *token_record(const struct numoe_schedule *s, uint32_t worker,
     return record;
 }
 
-static void compute_run(const struct numoe_schedule *s, const struct schedule_run *run,
-                        uint32_t worker)
+/* @return bytes of weights that the kernels went over */
+static uint64_t compute_run(const struct numoe_schedule *s, const struct schedule_run *run,
+                            uint32_t worker)
 {
     const struct numoe_model *model = s->model;
     const struct numoe_kernels *k = model->kernels;
     const uint64_t width = model->shape.hidden_tiles * NUMOE_TILE;
     const uint32_t most = run->many ? k->many_tokens : k->few_tokens;
+    uint64_t bytes = 0;
 
     for (uint32_t at = 0; at < run->tokens;) {
         const struct schedule_entry *entry = &s->entries[run->first_entry + at];
@@ -894,19 +930,39 @@ static void compute_run(const struct numoe_schedule *s, const struct schedule_ru
             .scratch = s->scratch + (uint64_t)worker * s->scratch_stride,
         };
         (run->many ? k->many : k->few)(&ffn);
+        bytes += run->slice_count * model->shape.bytes +
+                 (run->down_bias ? model->plan->shape.expert_bytes : 0);
         at += tokens;
     }
+    return bytes;
 }
 
 static void run_lane(void *context, uint32_t item, uint32_t worker)
 {
     const struct numoe_schedule *s = context;
     const struct schedule_lane *lane = &s->lanes[item];
+    const struct numoe_plan *plan = s->model->plan;
+    const uint32_t home = plan->workers[worker % plan->worker_count].plan_node;
+    struct numoe_trace *trace = s->model->context->trace;
+    struct worker_reads *reads = &s->model->context->reads[worker];
+    uint64_t all = 0, remote = 0, since = numoe_trace_now(trace);
     const unsigned saved = numoe_kernels_enter();
 
-    for (uint32_t i = 0; i < lane->run_count; i++)
-        compute_run(s, &s->runs[lane->first_run + i], worker);
+    for (uint32_t i = 0; i < lane->run_count; i++) {
+        const struct schedule_run *run = &s->runs[lane->first_run + i];
+        const uint64_t bytes = compute_run(s, run, worker);
+
+        all += bytes;
+        remote += run->node == home ? 0 : bytes;
+        if (trace)
+            since = numoe_trace_span(trace, worker, TRACE_EXPERT, since,
+                                     (uint32_t[TRACE_ARGS]){(uint32_t)s->layer, run->expert,
+                                                            (uint32_t)run->slice_count, run->tokens,
+                                                            item});
+    }
     numoe_kernels_leave(saved);
+    numoe_counter_add(&reads->bytes, all);
+    numoe_counter_add(&reads->remote_bytes, remote);
 }
 
 static void run_combine(void *context, uint32_t item, uint32_t worker)
@@ -927,9 +983,10 @@ static void run_combine(void *context, uint32_t item, uint32_t worker)
         .type = s->batch.out_type,
         .out = (uint8_t *)s->batch.out + (s->token_begin + token) * out_stride(s) * size,
     };
+    struct numoe_trace *trace = s->model->context->trace;
+    const uint64_t since = numoe_trace_now(trace);
     unsigned saved;
 
-    (void)worker;
     if (combine.add && combine.row_count == 0)
         return;
     combine.tile_end = end < shape->hidden_tiles ? end : shape->hidden_tiles;
@@ -938,6 +995,18 @@ static void run_combine(void *context, uint32_t item, uint32_t worker)
     saved = numoe_kernels_enter();
     s->model->kernels->combine(&combine);
     numoe_kernels_leave(saved);
+    if (trace)
+        numoe_trace_span(
+            trace, worker, TRACE_COMBINE, since,
+            (uint32_t[TRACE_ARGS]){(uint32_t)s->layer, token, (uint32_t)combine.row_count, chunk});
+}
+
+enum trace_phase numoe_schedule_phase(numoe_pool_fn *run)
+{
+    return run == run_records   ? TRACE_PHASE_RECORDS
+           : run == run_lane    ? TRACE_PHASE_EXPERTS
+           : run == run_combine ? TRACE_PHASE_COMBINE
+                                : TRACE_PHASE_OTHER;
 }
 
 /* Whole numbers: the host's floating-point flags stay as they are. */

@@ -7,12 +7,14 @@
 #define NUMOE_SCHEDULE_H
 
 #include "model.h"
+#include "trace.h"
 
 /* Consecutive slices of one expert on one node, for some of its tokens. */
 struct schedule_run {
     const void *slices;
     uint64_t slice_count;
     const float *down_bias; /* for the run that begins with slice 0; else NULL */
+    uint32_t expert, node;  /* whose slices, and the plan node in whose memory they are */
     uint32_t first_entry;   /* entries [first_entry, first_entry + tokens) of schedule.entries */
     uint32_t tokens;
     bool many;
@@ -73,7 +75,9 @@ struct numoe_schedule {
     bool own_records; /* few tokens: each worker makes its own records */
     uint32_t combine_chunks, combine_tiles;
 
-    struct grow memory[13];
+    uint64_t *node_bytes; /* [nodes] of experts that workers read in this call, wherever they are */
+
+    struct grow memory[14];
     uint64_t memory_bytes;
 };
 
@@ -94,8 +98,9 @@ static inline int64_t numoe_batch_id(const struct numoe_batch *batch, uint64_t a
 int numoe_schedule_begin(struct numoe_schedule *schedule, struct numoe_model *model, uint64_t layer,
                          const struct numoe_batch *batch);
 
-/* Count a hit expert in the result, once a call. */
-void numoe_schedule_see(struct numoe_schedule *schedule, uint64_t expert);
+/* Count a hit expert in the result, once a call. by_workers: they read it, not a GPU; counts the
+ * bytes on each node, once a call likewise. */
+void numoe_schedule_see(struct numoe_schedule *schedule, uint64_t expert, bool by_workers);
 
 /* How many tokens of the batch one pass takes, so that its rows stay within bounds. After
  * numoe_schedule_begin. */
@@ -113,6 +118,9 @@ void numoe_schedule_job(struct numoe_schedule *schedule, struct numoe_pool_job *
 /* The two jobs of a deferred schedule: records, which need the batch's x, and the rest. */
 void numoe_schedule_deferred_jobs(struct numoe_schedule *schedule, struct numoe_pool_job *records,
                                   struct numoe_pool_job *lanes);
+
+/* What a phase with this function does. */
+enum trace_phase numoe_schedule_phase(numoe_pool_fn *run);
 
 void numoe_schedule_free(struct numoe_schedule *schedule);
 

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 static const struct {
@@ -54,6 +55,8 @@ static void choose_execution(const struct soak *soak, struct soak_random *random
     context->spin_ns = PICK(random, spins_ns);
     context->pin_caller = soak_once(random, 3);
     context->gpu_stream = soak_once(random, 2);
+    context->stats = soak_once(random, 2);
+    context->trace_events = soak_once(random, 4) ? (uint32_t)soak_between(random, 1, 200) : 0;
 }
 
 int soak_context_open(struct soak *soak, struct soak_random *random,
@@ -87,6 +90,8 @@ int soak_context_open(struct soak *soak, struct soak_random *random,
     options.gpu_stream = context->gpu_stream;
     options.form = context->form;
     options.groups = context->groups;
+    options.stats = context->stats;
+    options.trace_events = context->trace_events;
     if (soak->warming) /* later contexts would say the same again and again */
         options.log = soak->options.log;
     soak_doing(soak,
@@ -102,6 +107,38 @@ int soak_context_open(struct soak *soak, struct soak_random *random,
     }
     *out = context;
     return 0;
+}
+
+/* Nodes sum to all, and every form can be written. */
+static int compare_nodes(struct soak *soak, struct numoe *numoe, bool traced)
+{
+    struct numoe_stats all = NUMOE_STATS_INIT;
+    uint64_t items = 0, bytes = 0;
+    FILE *null = fopen("/dev/null", "we");
+    int rc = numoe_stats_get(numoe, &all);
+
+    for (uint32_t n = 0; n < all.nodes && !rc; n++) {
+        struct numoe_node_stats node = NUMOE_NODE_STATS_INIT;
+
+        rc = numoe_stats_node(numoe, n, &node);
+        items += node.work.items;
+        bytes += node.expert_bytes;
+    }
+    if (rc)
+        soak_fail_call(soak, "numoe_stats_node", rc, NULL);
+    else if (items != all.work.items || (bytes != all.expert_bytes && !all.gpu_calls))
+        rc = soak_fail(soak, SOAK_WRONG,
+                       "nodes count %" PRIu64 " items of %" PRIu64 " and %" PRIu64
+                       " bytes of %" PRIu64,
+                       items, all.work.items, bytes, all.expert_bytes);
+    if (null && !rc &&
+        ((rc = numoe_stats_print_json(numoe, null)) ||
+         (rc = numoe_stats_print_prometheus(numoe, null)) ||
+         (traced && (rc = numoe_trace_write(numoe, null)))))
+        soak_fail_call(soak, "printing stats", rc, NULL);
+    if (null)
+        fclose(null);
+    return rc;
 }
 
 /* The library's counters against those of the callers. */
@@ -131,7 +168,7 @@ static int compare_counters(struct soak *soak, const struct soak_context *contex
             return soak_fail(soak, SOAK_WRONG,
                              "a context counted %" PRIu64 " %s where %" PRIu64 " were made",
                              *rows[i].have, rows[i].name, rows[i].want);
-    return 0;
+    return compare_nodes(soak, context->numoe, context->trace_events != 0);
 }
 
 int soak_context_close(struct soak *soak, struct soak_context *context)

@@ -238,6 +238,7 @@ int soak_step_pool(struct soak *soak, struct soak_random *random)
         (uint32_t)(soak_once(random, 2) ? soak_between(random, 1, 8)
                                         : soak_between(random, 1, MOST_POOL_WORKERS));
     config.chaos_seed = soak_once(random, 2) ? soak_next(random) | 1 : 0;
+    config.timed = soak_once(random, 2);
     config.spin_ns = spins_ns[soak_below(random, sizeof spins_ns / sizeof spins_ns[0])];
     if (soak_once(random, 4)) /* and nobody comes for them */
         config.lent_workers = (uint32_t)soak_below(random, config.worker_count);

@@ -133,9 +133,10 @@ struct soak_context {
     const char *topology, *isa;
     uint32_t workers, threads;
     uint64_t chaos_seed, spin_ns;
-    bool pin_caller, gpu, gpu_stream;
+    bool pin_caller, gpu, gpu_stream, stats;
     enum numoe_form form;
     uint32_t groups;
+    uint32_t trace_events;
     struct soak_model *models[SOAK_MODELS];
     uint32_t model_count;
     /* What numoe_stats_get must say in the end. */

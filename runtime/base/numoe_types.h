@@ -119,6 +119,20 @@ struct numoe_activation {
     float up_cap;   /**< SITU; >= 0 */
 };
 
+/** How near two workers are: the smallest group that both are in. */
+enum numoe_distance {
+    NUMOE_SAME_L3 = 0,
+    NUMOE_SAME_NODE = 1,    /**< memory node */
+    NUMOE_SAME_DOMAIN = 2,  /**< nodes that share memory channels */
+    NUMOE_SAME_PACKAGE = 3, /**< socket */
+    NUMOE_SAME_MACHINE = 4
+};
+enum { NUMOE_DISTANCES = 5 };
+
+/** Buckets of a histogram of wake latencies: bucket b counts those of at most 1024 << b
+ *  nanoseconds that no earlier one counts, the last one all others. */
+enum { NUMOE_WAKE_BUCKETS = 20 };
+
 /** Order of the codes in a byte of source weights. */
 enum numoe_nibbles {
     NUMOE_NIBBLES_ADJACENT = 1, /**< byte i of a row: column 2i low, 2i + 1 high (Hugging Face) */

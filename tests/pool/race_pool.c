@@ -130,6 +130,25 @@ static void *call(void *argument)
     return NULL;
 }
 
+/* A worker's counters at any time, from any thread: none falls, and they agree. */
+static void look(const struct numoe_pool *pool, uint32_t worker,
+                 struct numoe_pool_worker_stats *before)
+{
+    struct numoe_pool_worker_stats now;
+    uint64_t sum = 0;
+
+    EXPECT(numoe_pool_stats(pool, worker, &now) == 0);
+    EXPECT(now.items >= before->items && now.steals >= before->steals &&
+           now.stolen_items >= before->stolen_items && now.sleeps >= before->sleeps);
+    EXPECT(now.busy_ns >= before->busy_ns && now.parked_ns >= before->parked_ns &&
+           now.wake_ns >= before->wake_ns && now.wakes >= before->wakes);
+    for (int b = 0; b < NUMOE_WAKE_BUCKETS; b++)
+        sum += now.wake_buckets[b];
+    EXPECT(sum == now.wakes);
+    EXPECT(now.timed || (now.busy_ns == 0 && now.parked_ns == 0 && now.wakes == 0));
+    *before = now;
+}
+
 static void callers(uint64_t *state, unsigned rounds, unsigned jobs)
 {
     for (unsigned r = 0; r < rounds; r++) {
@@ -138,15 +157,15 @@ static void callers(uint64_t *state, unsigned rounds, unsigned jobs)
         uint32_t workers = 1 + (uint32_t)(next(state) % 6);
         struct numoe_pool *pool = create(state, workers, 0);
         unsigned count = 2 + (unsigned)(next(state) % 3);
-        struct numoe_pool_worker_stats stats;
+        struct numoe_pool_worker_stats stats[6] = {{0}};
 
         for (unsigned t = 0; t < count; t++) {
             callers[t] = (struct caller){pool, next(state), jobs, workers};
             if (pthread_create(&threads[t], NULL, call, &callers[t]))
                 abort();
         }
-        for (int i = 0; i < 50; i++) /* at any time, from any thread */
-            EXPECT(numoe_pool_stats(pool, (uint32_t)i % workers, &stats) == 0);
+        for (uint32_t i = 0; i < 2000; i++)
+            look(pool, i % workers, &stats[i % workers]);
         for (unsigned t = 0; t < count; t++)
             pthread_join(threads[t], NULL);
         numoe_pool_destroy(pool);

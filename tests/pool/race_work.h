@@ -245,6 +245,7 @@ static struct numoe_pool *create(uint64_t *state, uint32_t workers, uint32_t len
     config.lent_workers = lent;
     config.spin_ns = spins[next(state) % 4];
     config.chaos_seed = next(state) % 3 ? next(state) | 1 : 0;
+    config.timed = next(state) % 2;
     if (next(state) % 2) {
         for (uint32_t w = 0; w < workers; w++)
             places[w] = (struct numoe_pool_worker){next(state) % 2 ? (uint32_t)(next(state) % 2)

@@ -1,0 +1,223 @@
+/*
+ * What a context has done: counters of calls, workers and nodes, and where models' pages are.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#include "context.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "base/clock.h"
+
+_Static_assert((int)NUMOE_DISTANCES == (int)NUMOE_POOL_DISTANCES &&
+                   (int)NUMOE_SAME_MACHINE == (int)NUMOE_POOL_ELSEWHERE,
+               "the pool's distances are those of the stats");
+
+#define PLACEMENT_NS ((uint64_t)60 * 1000000000) /* pages are looked at again after so long */
+
+static uint64_t load(const atomic_uint_fast64_t *counter)
+{
+    return atomic_load_explicit((atomic_uint_fast64_t *)counter, memory_order_relaxed);
+}
+
+/* Give as much of a struct as the caller's size, which stays as it is, has room for. */
+static int give(void *to, size_t room, const void *from, size_t size)
+{
+    if (room < sizeof room)
+        return -EINVAL;
+    memcpy((char *)to + sizeof room, (const char *)from + sizeof room,
+           (room < size ? room : size) - sizeof room);
+    return 0;
+}
+
+/* ---- workers --------------------------------------------------------------------------------- */
+
+static void add_work(struct numoe_work_stats *sum, const struct numoe_work_stats *one)
+{
+    sum->items += one->items;
+    for (int d = 0; d < NUMOE_DISTANCES; d++)
+        sum->steals_from[d] += one->steals_from[d];
+    sum->stolen_items += one->stolen_items;
+    sum->refusals += one->refusals;
+    sum->sleeps += one->sleeps;
+    sum->read_bytes += one->read_bytes;
+    sum->remote_bytes += one->remote_bytes;
+    sum->busy_ns += one->busy_ns;
+    sum->parked_ns += one->parked_ns;
+    sum->wakes += one->wakes;
+    sum->wake_ns += one->wake_ns;
+    for (int b = 0; b < NUMOE_WAKE_BUCKETS; b++)
+        sum->wake_buckets[b] += one->wake_buckets[b];
+}
+
+static const struct numoe_plan_worker *planned(const struct numoe *context, uint32_t worker)
+{
+    return &context->plan->workers[worker % context->plan->worker_count];
+}
+
+static int read_worker(const struct numoe *context, uint32_t worker,
+                       struct numoe_worker_stats *stats)
+{
+    struct numoe_pool_worker_stats pool;
+
+    if (numoe_pool_stats(context->pool, worker, &pool))
+        return -EINVAL;
+    *stats = (struct numoe_worker_stats){
+        .os_cpu = context->described || worker >= context->plan->worker_count
+                      ? UINT32_MAX
+                      : planned(context, worker)->os_cpu,
+        .node = planned(context, worker)->plan_node,
+        .pinned = pool.pinned,
+        .pin_errno = pool.pin_errno,
+        .work =
+            {
+                .items = pool.items,
+                .stolen_items = pool.stolen_items,
+                .refusals = pool.refusals,
+                .sleeps = pool.sleeps,
+                .read_bytes = load(&context->reads[worker].bytes),
+                .remote_bytes = load(&context->reads[worker].remote_bytes),
+                .busy_ns = pool.busy_ns,
+                .parked_ns = pool.parked_ns,
+                .wakes = pool.wakes,
+                .wake_ns = pool.wake_ns,
+            },
+    };
+    memcpy(stats->work.steals_from, pool.steals_from, sizeof pool.steals_from);
+    memcpy(stats->work.wake_buckets, pool.wake_buckets, sizeof pool.wake_buckets);
+    return 0;
+}
+
+int numoe_stats_worker(const struct numoe *context, uint32_t worker,
+                       struct numoe_worker_stats *stats)
+{
+    struct numoe_worker_stats now;
+
+    if (!context || !stats || read_worker(context, worker, &now))
+        return -EINVAL;
+    return give(stats, stats->size, &now, sizeof now);
+}
+
+/* ---- placement ------------------------------------------------------------------------------- */
+
+void numoe_stats_join(struct numoe_model *model)
+{
+    struct numoe *context = model->context;
+
+    pthread_mutex_lock(&context->models_lock);
+    model->next = context->models;
+    context->models = model;
+    numoe_counter_add(&context->model_count, 1);
+    pthread_mutex_unlock(&context->models_lock);
+}
+
+void numoe_stats_leave(struct numoe_model *model)
+{
+    struct numoe *context = model->context;
+
+    /* a fork may have copied the lock locked */
+    if (numoe_pool_forked(context->pool))
+        return;
+    pthread_mutex_lock(&context->models_lock);
+    for (struct numoe_model **at = &context->models; *at; at = &(*at)->next)
+        if (*at == model) {
+            *at = model->next;
+            numoe_counter_add(&context->model_count, UINT64_MAX);
+            break;
+        }
+    pthread_mutex_unlock(&context->models_lock);
+}
+
+/* models_lock held. */
+static void inspect(struct numoe_model *model)
+{
+    const uint64_t now = numoe_now_ns();
+
+    if (model->inspected_ns && now - model->inspected_ns < PLACEMENT_NS)
+        return;
+    for (uint32_t n = 0; n < model->plan->node_count; n++)
+        if (model->nodes[n].memory)
+            numoe_memory_inspect(model->nodes[n].memory, &model->nodes[n].report);
+    model->inspected_ns = now;
+}
+
+static void add_placement(struct numoe *context, uint32_t node, struct numoe_node_stats *stats)
+{
+    stats->bound = true;
+    pthread_mutex_lock(&context->models_lock);
+    for (struct numoe_model *model = context->models; model; model = model->next) {
+        const struct numoe_memory_report *report = &model->nodes[node].report;
+
+        if (!model->nodes[node].memory)
+            continue;
+        inspect(model);
+        stats->planned_bytes += model->plan->nodes[node].planned_bytes;
+        stats->huge_bytes += report->huge_bytes;
+        stats->giant_bytes += report->giant_bytes;
+        stats->spilled_bytes += report->spilled_bytes;
+        stats->checked_bytes += report->checked_bytes;
+        stats->placed_bytes += report->placed_bytes;
+        stats->bound = stats->bound && report->bound;
+    }
+    pthread_mutex_unlock(&context->models_lock);
+    stats->bound = stats->bound && stats->planned_bytes;
+}
+
+int numoe_stats_node(struct numoe *context, uint32_t node, struct numoe_node_stats *stats)
+{
+    struct numoe_node_stats now = {0};
+    struct numoe_worker_stats worker;
+
+    if (!context || !stats || node >= context->plan->node_count)
+        return -EINVAL;
+    if (numoe_pool_forked(context->pool))
+        return -ECHILD;
+    now.os_index = context->plan->nodes[node].os_index;
+    now.expert_bytes = load(&context->node_bytes[node]);
+    for (uint32_t w = 0; w < numoe_pool_worker_count(context->pool); w++) {
+        if (planned(context, w)->plan_node != node || read_worker(context, w, &worker))
+            continue;
+        now.workers++;
+        add_work(&now.work, &worker.work);
+    }
+    add_placement(context, node, &now);
+    return give(stats, stats->size, &now, sizeof now);
+}
+
+/* ---- all ------------------------------------------------------------------------------------- */
+
+int numoe_stats_get(const struct numoe *context, struct numoe_stats *stats)
+{
+    struct numoe_stats now = {0};
+
+    if (!context || !stats)
+        return -EINVAL;
+    now.calls = load(&context->calls);
+    now.tokens = load(&context->tokens);
+    now.pairs = load(&context->pairs);
+    now.skipped = load(&context->skipped);
+    now.missing = load(&context->missing);
+    now.expert_bytes = load(&context->expert_bytes);
+    now.nanoseconds = load(&context->nanoseconds);
+    now.workspace_bytes = load(&context->workspace_bytes);
+    now.gpu_calls = load(&context->gpu_calls);
+    now.gpu_tokens = load(&context->gpu_tokens);
+    now.uptime_ns = numoe_now_ns() - context->opened_ns;
+    now.nodes = context->plan->node_count;
+    now.models = (uint32_t)load(&context->model_count);
+    now.timed = context->timed;
+    now.workers = numoe_pool_worker_count(context->pool);
+    for (uint32_t w = 0; w < now.workers; w++) {
+        struct numoe_worker_stats worker;
+
+        if (read_worker(context, w, &worker))
+            continue;
+        add_work(&now.work, &worker.work);
+        now.workers_pinned += worker.pinned;
+    }
+    for (int d = 0; d < NUMOE_DISTANCES; d++)
+        now.steals += now.work.steals_from[d];
+    now.sleeps = now.work.sleeps;
+    return give(stats, stats->size, &now, sizeof now);
+}

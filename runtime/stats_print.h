@@ -1,0 +1,28 @@
+/*
+ * stats_print.h - a snapshot of all stats of a context, and the words that its printed forms share.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#ifndef NUMOE_STATS_PRINT_H
+#define NUMOE_STATS_PRINT_H
+
+#include "numoe.h"
+
+struct stats_snapshot {
+    struct numoe_stats all;
+    struct numoe_worker_stats *workers; /* [all.workers] */
+    struct numoe_node_stats *nodes;     /* [all.nodes] */
+};
+
+/* Returns 0 (free with numoe_stats_snapshot_free), -ENOMEM, -ECHILD or -EINVAL. */
+int numoe_stats_snapshot(struct numoe *context, struct stats_snapshot *snapshot);
+void numoe_stats_snapshot_free(struct stats_snapshot *snapshot);
+
+/* "l3", "node", "domain", "package", "machine" */
+extern const char *const numoe_distance_names[NUMOE_DISTANCES];
+
+/* The same as numoe_stats_print_json as an object; NULL: out of memory. */
+struct json_t;
+struct json_t *numoe_stats_json(const struct stats_snapshot *snapshot);
+
+#endif
