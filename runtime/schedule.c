@@ -758,7 +758,7 @@ int numoe_schedule_begin(struct numoe_schedule *s, struct numoe_model *model, ui
 }
 
 /* The bytes of an expert on each node, for numoe_node_stats. */
-static void count_nodes(const struct numoe_schedule *s, uint64_t expert)
+static void count_nodes(const struct numoe_schedule *s, uint64_t expert, uint64_t bias_bytes)
 {
     const struct numoe_model *model = s->model;
     const uint64_t q = s->layer * model->desc.experts + expert;
@@ -768,7 +768,7 @@ static void count_nodes(const struct numoe_schedule *s, uint64_t expert)
 
         s->node_bytes[n] += (start[1] - start[0]) * model->shape.bytes;
         if (n == model->bias_node[q])
-            s->node_bytes[n] += model->plan->shape.expert_bytes;
+            s->node_bytes[n] += bias_bytes;
     }
 }
 
@@ -780,7 +780,7 @@ void numoe_schedule_see(struct numoe_schedule *s, uint64_t expert, bool by_worke
 
     if (by_workers && !(seen[expert] & READ)) {
         seen[expert] |= READ;
-        count_nodes(s, expert);
+        count_nodes(s, expert, held.expert_bytes);
     }
     if (seen[expert] & SEEN)
         return;
