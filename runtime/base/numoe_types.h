@@ -45,7 +45,7 @@ enum numoe_arithmetic {
     /** As exact with activations and h rounded to MXFP8 (E4M3 in groups of 32), for comparison
      *  with engines that multiply MXFP8 by MXFP4: about 4 %. The group's scale is its largest
      *  magnitude / 448, rounded up to a power of two. */
-    NUMOE_MXFP8 = 4,
+    NUMOE_MXFP8_UP = 4,
     /** The same with OCP's own rule: scale 2^(floor(log2 largest) - 8), and values saturate. */
     NUMOE_MXFP8_OCP = 5
 };
