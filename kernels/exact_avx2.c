@@ -34,5 +34,5 @@ enum {
 #include "form_many.h"
 
 KERNEL_SET(numoe_exact_avx2, "avx2", "exact avx2", NUMOE_EXACT);
-KERNEL_SET(numoe_mxfp8_avx2, "avx2", "mxfp8 avx2", NUMOE_MXFP8);
+KERNEL_SET(numoe_mxfp8_avx2, "avx2", "mxfp8 avx2", NUMOE_MXFP8_UP);
 KERNEL_SET(numoe_mxfp8_ocp_avx2, "avx2", "mxfp8-ocp avx2", NUMOE_MXFP8_OCP);

@@ -33,5 +33,5 @@ enum {
 #include "form_many.h"
 
 KERNEL_SET(numoe_exact_avx512, "avx512", "exact avx512", NUMOE_EXACT);
-KERNEL_SET(numoe_mxfp8_avx512, "avx512", "mxfp8 avx512", NUMOE_MXFP8);
+KERNEL_SET(numoe_mxfp8_avx512, "avx512", "mxfp8 avx512", NUMOE_MXFP8_UP);
 KERNEL_SET(numoe_mxfp8_ocp_avx512, "avx512", "mxfp8-ocp avx512", NUMOE_MXFP8_OCP);

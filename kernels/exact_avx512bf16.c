@@ -33,5 +33,5 @@ enum {
 #include "form_many.h"
 
 KERNEL_SET(numoe_exact_avx512bf16, "avx512vnni", "exact avx512bf16", NUMOE_EXACT);
-KERNEL_SET(numoe_mxfp8_avx512bf16, "avx512vnni", "mxfp8 avx512bf16", NUMOE_MXFP8);
+KERNEL_SET(numoe_mxfp8_avx512bf16, "avx512vnni", "mxfp8 avx512bf16", NUMOE_MXFP8_UP);
 KERNEL_SET(numoe_mxfp8_ocp_avx512bf16, "avx512vnni", "mxfp8-ocp avx512bf16", NUMOE_MXFP8_OCP);

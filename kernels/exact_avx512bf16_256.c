@@ -33,6 +33,6 @@ enum {
 #include "form_many.h"
 
 KERNEL_SET(numoe_exact_avx512bf16_256, "avx512vnni256", "exact avx512bf16-256", NUMOE_EXACT);
-KERNEL_SET(numoe_mxfp8_avx512bf16_256, "avx512vnni256", "mxfp8 avx512bf16-256", NUMOE_MXFP8);
+KERNEL_SET(numoe_mxfp8_avx512bf16_256, "avx512vnni256", "mxfp8 avx512bf16-256", NUMOE_MXFP8_UP);
 KERNEL_SET(numoe_mxfp8_ocp_avx512bf16_256, "avx512vnni256", "mxfp8-ocp avx512bf16-256",
            NUMOE_MXFP8_OCP);

@@ -20,7 +20,7 @@
 
 static const struct numoe_format_info formats[] = {
     {NUMOE_MXFP4, "mxfp4", "MXFP4", .code_bytes = 512, .scale_bytes = 32, .has_kernels = true},
-    {NUMOE_MXFP8_WEIGHTS, "mxfp8", "MXFP8", .code_bytes = 1024, .scale_bytes = 32},
+    {NUMOE_MXFP8, "mxfp8", "MXFP8", .code_bytes = 1024, .scale_bytes = 32},
     {NUMOE_NVFP4, "nvfp4", "NVFP4", .code_bytes = 512, .scale_bytes = 64, .tensor_scales = true},
     {NUMOE_INT4_GROUP32, "int4", "INT4 group 32", .code_bytes = 512, .scale_bytes = 64},
     {NUMOE_FP8_BLOCK128, "fp8", "FP8 block 128", .code_bytes = 1024, .block_scales = true},

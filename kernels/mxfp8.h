@@ -21,7 +21,7 @@
 static inline unsigned numoe_mxfp8_scale(uint32_t amax_bits, enum numoe_arithmetic mode)
 {
     const int exponent = (int)(amax_bits >> 23), past = (amax_bits & 0x7FFFFF) > 0x600000;
-    const int byte = exponent - 8 + (mode == NUMOE_MXFP8 ? past : 0);
+    const int byte = exponent - 8 + (mode == NUMOE_MXFP8_UP ? past : 0);
 
     return byte < 0 ? 0 : (unsigned)byte;
 }

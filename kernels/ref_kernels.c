@@ -79,7 +79,7 @@ static void put(const float v[NUMOE_TILE], enum numoe_arithmetic mode, struct gr
     case NUMOE_EXACT:
         put_bf16(v, g);
         break;
-    case NUMOE_MXFP8:
+    case NUMOE_MXFP8_UP:
     case NUMOE_MXFP8_OCP:
         put_mxfp8(v, mode, g);
         break;
@@ -231,5 +231,5 @@ static void combine(const struct numoe_combine *c)
 REF_SET(numoe_fast_ref, "fast ref", NUMOE_FAST);
 REF_SET(numoe_exact_ref, "exact ref", NUMOE_EXACT);
 REF_SET(numoe_fine_ref, "fine ref", NUMOE_FINE);
-REF_SET(numoe_mxfp8_ref, "mxfp8 ref", NUMOE_MXFP8);
+REF_SET(numoe_mxfp8_ref, "mxfp8 ref", NUMOE_MXFP8_UP);
 REF_SET(numoe_mxfp8_ocp_ref, "mxfp8-ocp ref", NUMOE_MXFP8_OCP);

@@ -18,8 +18,8 @@ enum { DEFAULT_TOKEN_COUNT = sizeof default_tokens / sizeof default_tokens[0] };
 
 /* The relative L2 distance to float64 that these weights and activations must stay within. */
 static const double limits[NUMOE_ARITHMETICS + 1] = {
-    [NUMOE_FAST] = 1.25e-2, [NUMOE_EXACT] = 2.5e-3,   [NUMOE_FINE] = 1e-4,
-    [NUMOE_MXFP8] = 6e-2,   [NUMOE_MXFP8_OCP] = 1e-1,
+    [NUMOE_FAST] = 1.25e-2,  [NUMOE_EXACT] = 2.5e-3,   [NUMOE_FINE] = 1e-4,
+    [NUMOE_MXFP8_UP] = 6e-2, [NUMOE_MXFP8_OCP] = 1e-1,
 };
 
 /* One isa and arithmetic. */

@@ -190,7 +190,7 @@ json_t *cli_json_number(double value)
 static const char *const arithmetics[NUMOE_ARITHMETICS + 1] = {[NUMOE_FAST] = "fast",
                                                                [NUMOE_EXACT] = "exact",
                                                                [NUMOE_FINE] = "fine",
-                                                               [NUMOE_MXFP8] = "mxfp8",
+                                                               [NUMOE_MXFP8_UP] = "mxfp8",
                                                                [NUMOE_MXFP8_OCP] = "mxfp8-ocp"};
 
 const char *cli_arithmetic_name(enum numoe_arithmetic arithmetic)

@@ -44,7 +44,7 @@ static double error_limit(const struct numoe_model_info *info)
     static const double limits[NUMOE_ARITHMETICS + 1] = {[NUMOE_FAST] = 2e-2,
                                                          [NUMOE_EXACT] = 2.5e-3,
                                                          [NUMOE_FINE] = 5e-4,
-                                                         [NUMOE_MXFP8] = 1e-1,
+                                                         [NUMOE_MXFP8_UP] = 1e-1,
                                                          [NUMOE_MXFP8_OCP] = 1.5e-1};
 
     if (*info->gpu) /* exact arithmetic whatever the model's mode, sums in another order */

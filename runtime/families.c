@@ -205,7 +205,7 @@ static const struct numoe_known_model models[] = {
     {"glm-4.5-air", NULL, 1, {DESC(NUMOE_BF16_WEIGHTS, 45, 128, 8, 4096, 1408), SILU}},
     {"glm-5", NULL, 3, {DESC(NUMOE_BF16_WEIGHTS, 75, 256, 8, 6144, 2048), SILU}},
     {"minimax-m2", NULL, 0, {DESC(NUMOE_FP8_BLOCK128, 62, 256, 8, 3072, 1536), SILU}},
-    {"minimax-m3", NULL, 3, {DESC(NUMOE_MXFP8_WEIGHTS, 57, 128, 4, 6144, 3072), OAI}},
+    {"minimax-m3", NULL, 3, {DESC(NUMOE_MXFP8, 57, 128, 4, 6144, 3072), OAI}},
     {"mixtral-8x7b", NULL, 0, {DESC(NUMOE_BF16_WEIGHTS, 32, 8, 2, 4096, 14336), SILU}},
 };
 

@@ -21,7 +21,7 @@ enum numoe_type { NUMOE_BF16 = 1, NUMOE_F32 = 2 };
 /** Number formats of expert weights. Kernels compute MXFP4; plans know them all. */
 enum numoe_format {
     NUMOE_MXFP4 = 1,         /**< E2M1, an E8M0 scale for each 32 of a row */
-    NUMOE_MXFP8_WEIGHTS = 2, /**< E4M3, an E8M0 scale for each 32 of a row */
+    NUMOE_MXFP8 = 2,         /**< E4M3, an E8M0 scale for each 32 of a row */
     NUMOE_NVFP4 = 3,         /**< E2M1, an E4M3 scale for each 16 of a row, one fp32 a matrix */
     NUMOE_INT4_GROUP32 = 4,  /**< signed 4 bits, a bf16 scale for each 32 of a row */
     NUMOE_FP8_BLOCK128 = 5,  /**< E4M3, an fp32 scale for each 128 x 128 */
@@ -45,7 +45,7 @@ enum numoe_arithmetic {
     /** As exact with activations and h rounded to MXFP8 (E4M3 in groups of 32), for comparison
      *  with engines that multiply MXFP8 by MXFP4: about 4 %. The group's scale is its largest
      *  magnitude / 448, rounded up to a power of two. */
-    NUMOE_MXFP8 = 4,
+    NUMOE_MXFP8_UP = 4,
     /** The same with OCP's own rule: scale 2^(floor(log2 largest) - 8), and values saturate. */
     NUMOE_MXFP8_OCP = 5
 };

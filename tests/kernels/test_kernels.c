@@ -199,7 +199,7 @@ static const struct limits {
     double typical, other, rounded;
 } limits[NUMOE_ARITHMETICS + 1] = {
     [NUMOE_FAST] = {1.6e-2, 2.2e-2, 2e-3},      [NUMOE_EXACT] = {2.5e-3, 4e-3, 4e-4},
-    [NUMOE_FINE] = {8e-5, 1.2e-4, 2e-5},        [NUMOE_MXFP8] = {7e-2, 1.2e-1, 1.5e-2},
+    [NUMOE_FINE] = {8e-5, 1.2e-4, 2e-5},        [NUMOE_MXFP8_UP] = {7e-2, 1.2e-1, 1.5e-2},
     [NUMOE_MXFP8_OCP] = {1e-1, 1.4e-1, 1.5e-2},
 };
 
@@ -269,11 +269,11 @@ SET_TEST(NUMOE_FINE, fine, 1)
 SET_TEST(NUMOE_FINE, fine, 2)
 SET_TEST(NUMOE_FINE, fine, 3)
 SET_TEST(NUMOE_FINE, fine, 4)
-SET_TEST(NUMOE_MXFP8, mxfp8, 0)
-SET_TEST(NUMOE_MXFP8, mxfp8, 1)
-SET_TEST(NUMOE_MXFP8, mxfp8, 2)
-SET_TEST(NUMOE_MXFP8, mxfp8, 3)
-SET_TEST(NUMOE_MXFP8, mxfp8, 4)
+SET_TEST(NUMOE_MXFP8_UP, mxfp8, 0)
+SET_TEST(NUMOE_MXFP8_UP, mxfp8, 1)
+SET_TEST(NUMOE_MXFP8_UP, mxfp8, 2)
+SET_TEST(NUMOE_MXFP8_UP, mxfp8, 3)
+SET_TEST(NUMOE_MXFP8_UP, mxfp8, 4)
 SET_TEST(NUMOE_MXFP8_OCP, mxfp8_ocp, 0)
 SET_TEST(NUMOE_MXFP8_OCP, mxfp8_ocp, 1)
 SET_TEST(NUMOE_MXFP8_OCP, mxfp8_ocp, 2)
