@@ -20,6 +20,14 @@ struct box_bins {
     uint32_t count;
     double *experts; /* of a layer, in each: whole numbers that add up to all */
     double *cost;    /* of reading one, in units of what an expert takes when all are read */
+    struct box_known *known; /* what was computed already; NULL: not kept */
+};
+
+/* Predictions ask for the same few numbers of experts again and again, for each way and what-if. */
+enum { BOX_MOST_KNOWN = 64 };
+struct box_known {
+    uint32_t count;
+    double hit[BOX_MOST_KNOWN], busiest[BOX_MOST_KNOWN];
 };
 
 /*

@@ -27,6 +27,7 @@ void box_bins_free(struct box_bins *bins)
 {
     free(bins->experts);
     free(bins->cost);
+    free(bins->known);
     *bins = (struct box_bins){0};
 }
 
@@ -74,7 +75,8 @@ int predict_bins(const struct numoe_machine *machine, const struct numoe_plan *p
     *bins = (struct box_bins){0};
     bins->experts = calloc((size_t)domains + 1, sizeof *bins->experts);
     bins->cost = calloc((size_t)domains + 1, sizeof *bins->cost);
-    if (!root || !shard_domain || !part || !places || !bins->experts || !bins->cost)
+    bins->known = calloc(1, sizeof *bins->known);
+    if (!root || !shard_domain || !part || !places || !bins->experts || !bins->cost || !bins->known)
         goto out;
     join_domains(machine, plan, root, shard_domain);
     for (uint32_t n = 0; n < plan->node_count; n++)
@@ -295,7 +297,7 @@ static double *shrink(const struct box_bins *bins, double by, double *experts)
     return fewer;
 }
 
-double predict_busiest(const struct box_bins *bins, double hit)
+static double compute_busiest(const struct box_bins *bins, double hit)
 {
     double experts = 0, low = floor(hit), by, few, value;
     struct box_bins small;
@@ -323,4 +325,20 @@ double predict_busiest(const struct box_bins *bins, double hit)
     value = busiest_of(&small, few, (uint32_t)value) / value;
     free(small.experts);
     return hit * (value > 1 ? 1 + (value - 1) / sqrt(by) : value);
+}
+
+double predict_busiest(const struct box_bins *bins, double hit)
+{
+    struct box_known *known = bins->known;
+    double busiest;
+
+    for (uint32_t i = 0; known && i < known->count; i++)
+        if (known->hit[i] == hit)
+            return known->busiest[i];
+    busiest = compute_busiest(bins, hit);
+    if (known && known->count < BOX_MOST_KNOWN) {
+        known->hit[known->count] = hit;
+        known->busiest[known->count++] = busiest;
+    }
+    return busiest;
 }

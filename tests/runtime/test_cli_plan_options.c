@@ -132,8 +132,8 @@ Test(cli_plan_options, what_leaves_nothing_is_refused, .timeout = 60)
                                  "--reserve-nodes", "0-3", NULL);
 
     assert_refused(answer, 2, "no memory node is left");
-    answer = numoe("plan", "--model", "gpt-oss-20b", "--topology", PLAIN, "--reserve-nodes", "7",
-                   NULL);
+    answer =
+        numoe("plan", "--model", "gpt-oss-20b", "--topology", PLAIN, "--reserve-nodes", "7", NULL);
     assert_refused(answer, 2, "there is no memory node 7");
     answer = numoe("plan", "--model", "gpt-oss-20b", "--topology", PLAIN, "--reserve-nodes", "1",
                    "--nodes", "0,9", NULL);
@@ -141,7 +141,7 @@ Test(cli_plan_options, what_leaves_nothing_is_refused, .timeout = 60)
     answer = numoe("plan", "--model", "gpt-oss-20b", "--topology", PLAIN, "--reserve-cpus",
                    "0,2,4,6,8,10,12,14,16,18,20,22,24,26,28,30", NULL);
     assert_refused(answer, 2, "no CPU is left");
-    answer = numoe("plan", "--model", "gpt-oss-20b", "--topology", PLAIN, "--keep-free", "40GB",
-                   NULL);
+    answer =
+        numoe("plan", "--model", "gpt-oss-20b", "--topology", PLAIN, "--keep-free", "40GB", NULL);
     assert_refused(answer, 3, "short by");
 }

@@ -103,14 +103,11 @@ static uint64_t predicted(const struct numoe_model *model, const struct numoe_ma
 
 Test(workspace, is_as_predicted, .timeout = 120)
 {
-    static const struct {
-        const char *topology;
-        bool one_domain;
-    } machines[] = {
-        {"pack:1 [numa(memory=16GB)] core:4 pu:1", true},
-        {"pack:2 [numa(memory=16GB)] core:2 pu:1", false},
-        {"pack:1 l3:8 [numa(memory=2GB)] core:2 pu:1", false},
-        {"pack:2 l3:8 [numa(memory=2GB)] core:1 pu:1", false},
+    static const char *const machines[] = {
+        "pack:1 [numa(memory=16GB)] core:4 pu:1",
+        "pack:2 [numa(memory=16GB)] core:2 pu:1",
+        "pack:1 l3:8 [numa(memory=2GB)] core:2 pu:1",
+        "pack:2 l3:8 [numa(memory=2GB)] core:1 pu:1",
     };
     static const uint32_t tokens[] = {1, 4, 16, 256, 2048};
     const double mib = 1 << 20;
@@ -123,18 +120,17 @@ Test(workspace, is_as_predicted, .timeout = 120)
             struct numoe *context;
             double took, said;
 
-            options.topology = machines[m].topology;
+            options.topology = machines[m];
             cr_assert_eq(numoe_open(&options, &context, &error), 0, "%s", error.message);
             cr_assert_eq(numoe_model_create(context, &desc, &model, &error), 0, "%s",
                          error.message);
             load(model);
             took = (double)measured(context, model, tokens[t]);
             said = (double)predicted(model, numoe_context_machine(context), tokens[t]);
-            cr_expect(took <= 1.65 * said + mib, "%s, %u tokens: %.2f MiB, predicted %.2f",
-                      machines[m].topology, tokens[t], took / mib, said / mib);
-            cr_expect(!machines[m].one_domain || took >= 1.4 * said,
-                      "%s, %u tokens: %.2f MiB, predicted %.2f", machines[m].topology, tokens[t],
-                      took / mib, said / mib);
+            /* three parts are rounded to 2 MiB; tables of the schedule are not predicted */
+            cr_expect(took >= 1.4 * said && took <= 1.6 * said + 7 * mib,
+                      "%s, %u tokens: %.2f MiB, predicted %.2f", machines[m], tokens[t], took / mib,
+                      said / mib);
             numoe_model_destroy(model);
             numoe_close(context);
         }

@@ -127,7 +127,7 @@ static struct small random_small(uint64_t *seed, bool besides)
 }
 
 /* 0, or what numoe_plan_create refused it with. */
-static int plan_small(const struct small *small)
+static int plan_small(const struct small *small, enum numoe_form form)
 {
     struct numoe_machine *machine = small_machine(small);
     struct numoe_plan_request request = NUMOE_PLAN_REQUEST_INIT;
@@ -137,6 +137,7 @@ static int plan_small(const struct small *small)
 
     request.shape = small->shape;
     request.keep_free_bytes = 1;
+    request.form = form;
     rc = numoe_plan_create(machine, &request, &plan, &error);
     if (!rc) {
         for (uint32_t n = 0; n < plan->node_count; n++)
@@ -172,10 +173,11 @@ Test(plan_fits, exactly_when_there_is_a_way, .timeout = 120)
     for (uint32_t round = 0; round < 20000; round++) {
         struct small small = random_small(&seed, false);
         bool runs = can_be_placed(&small, true);
-        int rc = plan_small(&small);
+        int rc = plan_small(&small, NUMOE_FORM_AUTO);
 
         cr_assert_eq(runs, can_be_placed(&small, false), "%s", words_of(&small));
         cr_assert_eq(rc, runs ? 0 : -ENOSPC, "%s", words_of(&small));
+        cr_assert_eq(plan_small(&small, NUMOE_FORM_EVERY_NODE), rc, "%s", words_of(&small));
         *(rc ? &refused : &fit) += 1;
     }
     cr_expect(fit > 5000 && refused > 5000, "%u fit, %u do not", fit, refused);
@@ -202,23 +204,25 @@ static bool shares_exist(const struct small *small, uint64_t before, uint32_t n)
 }
 
 /*
- * Bytes besides slices go where slice 0 is. A plan finds shares whenever there are any. Ways that
- * are no plan can use ends of nodes that a plan leaves: never more of each than a slice and what
- * goes with it.
+ * Bytes besides slices go where slice 0 is. A plan finds shares whenever there are any; of forms
+ * one may fit where another does not. Ways that are no plan can use ends of nodes that a plan
+ * leaves: never more of each than a slice and what goes with it.
  */
 Test(plan_fits, bytes_besides_slices, .timeout = 120)
 {
     uint64_t seed = 0x9e3779b97f4a7c15u;
-    uint32_t fit = 0, refused = 0, lost = 0;
+    uint32_t fit = 0, refused = 0, lost = 0, other_forms = 0;
 
     for (uint32_t round = 0; round < 20000; round++) {
         struct small small = random_small(&seed, true), less = small;
-        int rc = plan_small(&small);
+        bool shares = need_of(&small) <= small.cgroup && shares_exist(&small, 0, 0);
+        int rc = plan_small(&small, NUMOE_FORM_AUTO);
 
-        cr_assert_eq(rc,
-                     need_of(&small) <= small.cgroup && shares_exist(&small, 0, 0) ? 0 : -ENOSPC,
-                     "%s", words_of(&small));
+        cr_assert_eq(plan_small(&small, NUMOE_FORM_EVERY_NODE), shares ? 0 : -ENOSPC, "%s",
+                     words_of(&small));
+        cr_assert(rc == 0 || (rc == -ENOSPC && !shares), "%s", words_of(&small));
         cr_assert(rc || can_be_placed(&small, true), "%s", words_of(&small));
+        other_forms += !rc && !shares;
         *(rc ? &refused : &fit) += 1;
         if (!rc || !can_be_placed(&small, false))
             continue;
@@ -232,4 +236,26 @@ Test(plan_fits, bytes_besides_slices, .timeout = 120)
     }
     cr_expect(fit > 5000 && refused > 5000, "%u fit, %u do not", fit, refused);
     cr_expect(lost < refused / 10, "%u of %u", lost, refused);
+    cr_expect(other_forms > 0);
+}
+
+Test(plan_fits, whole_experts, .timeout = 120)
+{
+    uint64_t seed = 0x2545f4914f6cdd1du;
+    uint32_t fit = 0, refused = 0;
+
+    for (uint32_t round = 0; round < 20000; round++) {
+        struct small small = random_small(&seed, round % 2);
+        const struct numoe_expert_shape *shape = &small.shape;
+        uint64_t experts = 0;
+        bool fits;
+        int rc = plan_small(&small, NUMOE_FORM_EXPERTS);
+
+        for (uint32_t n = 0; n < small.nodes; n++)
+            experts += small.room[n] / (shape->slices * shape->slice_bytes + shape->expert_bytes);
+        fits = need_of(&small) <= small.cgroup && experts >= shape->layers * shape->experts;
+        cr_assert_eq(rc, fits ? 0 : -ENOSPC, "%s", words_of(&small));
+        *(rc ? &refused : &fit) += 1;
+    }
+    cr_expect(fit > 3000 && refused > 3000, "%u fit, %u do not", fit, refused);
 }

@@ -171,64 +171,71 @@ static inline void check_plan(const struct numoe_machine *machine, const struct 
     }
 }
 
-/* Walk all boundaries: whole cover by one shard, ascending, counts as promised, in layers and over
- * all. */
-static inline void check_boundaries(const struct numoe_plan *plan)
+/* Walk the boundaries of a layer: whole cover by one shard, ascending, counts as promised. Adds to
+ * what each node holds: slices, and slices that are an expert's first. */
+static inline void check_layer(const struct numoe_plan *plan, uint64_t l, uint64_t *all,
+                               uint64_t *first)
 {
     const struct numoe_expert_shape *shape = &plan->shape;
     const struct numoe_range *range = &plan->range;
-    uint64_t *all = calloc(plan->node_count, sizeof *all);
-    uint64_t *first = calloc(plan->node_count, sizeof *first);
     uint64_t *layer = calloc(plan->node_count, sizeof *layer);
     uint64_t *experts = calloc(plan->shard_count, sizeof *experts);
     /* slices of a node in one layer, beside its part of the experts that its shard has there */
     double near = plan->shard_count > 1 ? 2 : 1;
 
-    for (uint64_t l = 0; l < shape->layers; l++) {
-        memset(layer, 0, plan->node_count * sizeof *layer);
-        memset(experts, 0, plan->shard_count * sizeof *experts);
-        for (uint64_t e = 0; e < shape->experts; e++) {
-            const bool held = e >= range->first_expert && e < range->end_expert;
-            uint64_t before = numoe_plan_boundary(plan, l, e, 0);
-            uint32_t shard = NUMOE_NONE;
+    for (uint64_t e = 0; e < shape->experts; e++) {
+        const bool held = e >= range->first_expert && e < range->end_expert;
+        uint64_t before = numoe_plan_boundary(plan, l, e, 0);
+        uint32_t shard = NUMOE_NONE;
 
-            cr_assert_eq(before, range->first_slice);
-            for (uint32_t n = 0; n < plan->node_count; n++) {
-                uint64_t next = numoe_plan_boundary(plan, l, e, n + 1);
-
-                cr_assert(next >= before);
-                layer[n] += next - before;
-                first[n] += before == 0 && next > 0;
-                cr_assert(next == before || shard == NUMOE_NONE || shard == plan->nodes[n].shard);
-                shard = next > before ? plan->nodes[n].shard : shard;
-                before = next;
-            }
-            cr_assert_eq(before, held ? range->end_slice : range->first_slice);
-            cr_assert_eq(held, shard != NUMOE_NONE);
-            if (held)
-                experts[shard]++;
-        }
-        for (uint32_t g = 0; g < plan->shard_count; g++) {
-            double share = (double)plan->shards[g].places / (double)shape->layers;
-
-            cr_assert((double)experts[g] > share - 1 && (double)experts[g] < share + 1,
-                      "layer %lu shard %u: %lu experts, share %f", (unsigned long)l, g,
-                      (unsigned long)experts[g], share);
-        }
+        cr_assert_eq(before, range->first_slice);
         for (uint32_t n = 0; n < plan->node_count; n++) {
-            const struct numoe_plan_shard *shard = &plan->shards[plan->nodes[n].shard];
-            double ideal = shard->places
-                               ? (double)experts[plan->nodes[n].shard] *
-                                     (double)plan->nodes[n].slice_count / (double)shard->places
-                               : 0;
+            uint64_t next = numoe_plan_boundary(plan, l, e, n + 1);
 
-            cr_assert((double)layer[n] > ideal - near - 1e-6 &&
-                          (double)layer[n] < ideal + near + 1e-6,
-                      "layer %lu node %u: %lu slices, share %f", (unsigned long)l, n,
-                      (unsigned long)layer[n], ideal);
-            all[n] += layer[n];
+            cr_assert(next >= before);
+            layer[n] += next - before;
+            first[n] += before == 0 && next > 0;
+            cr_assert(next == before || shard == NUMOE_NONE || shard == plan->nodes[n].shard);
+            shard = next > before ? plan->nodes[n].shard : shard;
+            before = next;
         }
+        cr_assert_eq(before, held ? range->end_slice : range->first_slice);
+        cr_assert_eq(held, shard != NUMOE_NONE);
+        if (held)
+            experts[shard]++;
     }
+    for (uint32_t g = 0; g < plan->shard_count; g++) {
+        double share = (double)plan->shards[g].places / (double)shape->layers;
+
+        cr_assert((double)experts[g] > share - 1 && (double)experts[g] < share + 1,
+                  "layer %lu shard %u: %lu experts, share %f", (unsigned long)l, g,
+                  (unsigned long)experts[g], share);
+    }
+    for (uint32_t n = 0; n < plan->node_count; n++) {
+        const struct numoe_plan_shard *shard = &plan->shards[plan->nodes[n].shard];
+        double ideal = shard->places
+                           ? (double)experts[plan->nodes[n].shard] *
+                                 (double)plan->nodes[n].slice_count / (double)shard->places
+                           : 0;
+
+        cr_assert((double)layer[n] > ideal - near - 1e-6 && (double)layer[n] < ideal + near + 1e-6,
+                  "layer %lu node %u: %lu slices, share %f", (unsigned long)l, n,
+                  (unsigned long)layer[n], ideal);
+        all[n] += layer[n];
+    }
+    free(layer);
+    free(experts);
+}
+
+/* All layers, and that they add up to what the plan says of its nodes. */
+static inline void check_boundaries(const struct numoe_plan *plan)
+{
+    const struct numoe_expert_shape *shape = &plan->shape;
+    uint64_t *all = calloc(plan->node_count, sizeof *all);
+    uint64_t *first = calloc(plan->node_count, sizeof *first);
+
+    for (uint64_t l = 0; l < shape->layers; l++)
+        check_layer(plan, l, all, first);
     for (uint32_t n = 0; n < plan->node_count; n++) {
         cr_assert_eq(all[n], plan->nodes[n].slice_count);
         cr_assert_eq(plan->nodes[n].planned_bytes,
@@ -236,8 +243,6 @@ static inline void check_boundaries(const struct numoe_plan *plan)
     }
     free(all);
     free(first);
-    free(layer);
-    free(experts);
 }
 
 /* What a printing function writes, as a string to free. */
