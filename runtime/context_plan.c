@@ -46,17 +46,25 @@ static int make(const struct numoe *context, const struct numoe_expert_shape *sh
 static int load(const struct numoe_options *options, struct numoe_plan **plan,
                 struct numoe_error *error)
 {
+    const struct {
+        bool given;
+        const char *name;
+    } own[] = {
+        {options->workers != 0, "workers"},
+        {options->node_count != 0, "nodes"},
+        {options->cpu_count != 0, "cpus"},
+        {options->reserved_count != 0, "reserved CPUs"},
+        {options->keep_free_bytes != 0, "memory to keep free"},
+        {options->form || options->groups || options->objective, "the form of sharding"},
+    };
+
     if (options->plan && options->plan_file)
         return numoe_error_set(error, -EINVAL, "plan", "is given as a file and in memory too");
-    if (options->workers || options->nodes || options->cpus || options->keep_free_bytes ||
-        options->form || options->groups || options->objective)
-        return numoe_error_set(error, -EINVAL, "plan",
-                               "%s cannot be given with a plan, which has its own",
-                               options->workers           ? "workers"
-                               : options->nodes           ? "nodes"
-                               : options->cpus            ? "cpus"
-                               : options->keep_free_bytes ? "memory to keep free"
-                                                          : "the form of sharding");
+    for (size_t i = 0; i < sizeof own / sizeof own[0]; i++)
+        if (own[i].given)
+            return numoe_error_set(error, -EINVAL, "plan",
+                                   "%s cannot be given with a plan, which has its own",
+                                   own[i].name);
     return options->plan_file
                ? numoe_plan_load(options->plan_file, plan, error)
                : numoe_plan_parse(options->plan, options->plan_bytes, NULL, plan, error);

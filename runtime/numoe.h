@@ -71,9 +71,9 @@ struct numoe_options {
     bool memory_spill; /**< weights that their node has no room for go elsewhere, and are reported;
                             else loading fails with -ENOMEM */
     /** A plan that numoe plan --json wrote: the path of its file, or its bytes in memory. Nodes,
-     *  workers, lanes and shares are the plan's; workers, nodes, cpus, keep_free_bytes, form,
-     *  groups and objective must be left alone. Models must have its shape. NULL: plans are made
-     * here. */
+     *  workers, lanes and shares are the plan's; workers, nodes, cpus, reserved_cpus,
+     *  keep_free_bytes, form, groups and objective must be left alone. Models must have its shape.
+     *  NULL: plans are made here. */
     const char *plan_file;
     const void *plan;
     uint64_t plan_bytes;  /**< of plan */

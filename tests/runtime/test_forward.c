@@ -841,6 +841,11 @@ Test(forward_plan, another_machine_or_model_is_refused, .timeout = 60)
     options.cpus = &cpu;
     options.cpu_count = 1;
     cr_assert_eq(numoe_open(&options, &context, &error), -EINVAL);
+    options.cpus = NULL;
+    options.reserved_cpus = &cpu;
+    options.reserved_count = 1;
+    cr_assert_eq(numoe_open(&options, &context, &error), -EINVAL);
+    cr_assert_not_null(strstr(error.message, "reserved"), "%s", error.message);
     cr_assert_null(context);
     free(text);
 }
