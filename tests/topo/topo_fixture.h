@@ -5,6 +5,10 @@
 #include "numoe_topo.h"
 
 #include <criterion/criterion.h>
+
+#define check_that cr_assert
+#include "support/topo_checks.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -55,39 +59,6 @@ static inline bool has_note(char *const *notes, uint32_t count, const char *word
     return false;
 }
 
-/* Everything that holds of any machine. */
-static inline void check_machine(const struct numoe_machine *machine)
-{
-    uint32_t pus = 0;
-
-    cr_assert(machine->node_count > 0 && machine->pu_count > 0);
-    for (uint32_t i = 0; i < machine->node_count; i++) {
-        const struct numoe_node *node = &machine->nodes[i];
-
-        cr_assert(node->domain < machine->domain_count);
-        cr_assert(node->package == NUMOE_NONE || node->package < machine->package_count);
-        cr_assert(node->core_count <= node->pu_count);
-        cr_assert(node->free_bytes <= node->capacity_bytes);
-        cr_assert(node->beside == NUMOE_NONE || node->beside < machine->node_count);
-        cr_assert(!node->pu_count || (node->allowed && node->kind != NUMOE_NODE_GPU));
-        pus += node->pu_count;
-        for (uint32_t j = 0; j < i; j++)
-            cr_assert_neq(machine->nodes[j].os_index, node->os_index);
-        cr_assert_eq(numoe_machine_distance(machine, i, i), 10);
-    }
-    for (uint32_t i = 0; i < machine->pu_count; i++) {
-        const struct numoe_pu *pu = &machine->pus[i];
-
-        cr_assert(pu->core < machine->core_count);
-        cr_assert(pu->l3 == NUMOE_NONE || pu->l3 < machine->l3_count);
-        cr_assert(pu->node == NUMOE_NONE || pu->node < machine->node_count);
-        cr_assert(pu->node == NUMOE_NONE || pu->domain == machine->nodes[pu->node].domain);
-        if (pu->allowed && pu->node != NUMOE_NONE)
-            pus--;
-    }
-    cr_assert_eq(pus, 0, "PUs of nodes and PUs with a node differ");
-}
-
 static inline struct numoe_plan *plan_of(const struct numoe_machine *machine,
                                          const struct numoe_plan_request *request)
 {
@@ -97,89 +68,6 @@ static inline struct numoe_plan *plan_of(const struct numoe_machine *machine,
 
     cr_assert_eq(rc, 0, "%s: %s", error.where, error.message);
     return plan;
-}
-
-/* Everything that holds of any plan; counts slice by slice when that is not too many. */
-static inline void check_plan(const struct numoe_machine *machine, const struct numoe_plan *plan)
-{
-    const struct numoe_expert_shape *shape = &plan->shape;
-    uint64_t total = shape->layers * shape->experts * shape->slices, slices = 0, bytes = 0;
-    double weights = 0;
-    uint32_t workers = 0;
-
-    cr_assert(plan->node_count > 0 && plan->worker_count > 0);
-    cr_assert_eq(plan->cumulative[0], 0);
-    for (uint32_t n = 0; n < plan->node_count; n++) {
-        const struct numoe_plan_node *node = &plan->nodes[n];
-
-        cr_assert_eq(machine->nodes[node->node].os_index, node->os_index);
-        cr_assert(machine->nodes[node->node].allowed);
-        cr_assert_neq(machine->nodes[node->node].kind, NUMOE_NODE_GPU);
-        cr_assert(plan->cumulative[n] <= plan->cumulative[n + 1]);
-        cr_assert(node->planned_bytes <= node->available_bytes);
-        cr_assert(node->lanes >= 1);
-        cr_assert_eq(node->first_worker, workers);
-        for (uint32_t w = 0; w < node->worker_count; w++)
-            cr_assert_eq(plan->workers[workers + w].plan_node, n);
-        workers += node->worker_count;
-        slices += node->slice_count;
-        bytes += node->planned_bytes;
-        weights += node->weight;
-    }
-    cr_assert_eq(workers, plan->worker_count);
-    cr_assert_float_eq(weights, 1, 1e-9);
-    cr_assert_eq(slices, total);
-    cr_assert_eq(bytes,
-                 total * shape->slice_bytes + shape->layers * shape->experts * shape->expert_bytes);
-    for (uint32_t w = 0; w < plan->worker_count; w++) {
-        const struct numoe_pu *pu = &machine->pus[plan->workers[w].pu];
-
-        cr_assert(pu->allowed);
-        cr_assert_eq(pu->os_index, plan->workers[w].os_cpu);
-    }
-}
-
-/* Walk all boundaries: whole cover, ascending, counts as promised, in layers and over all. */
-static inline void check_boundaries(const struct numoe_plan *plan)
-{
-    const struct numoe_expert_shape *shape = &plan->shape;
-    uint64_t *all = calloc(plan->node_count, sizeof *all);
-    uint64_t *first = calloc(plan->node_count, sizeof *first);
-    uint64_t *layer = calloc(plan->node_count, sizeof *layer);
-
-    for (uint64_t l = 0; l < shape->layers; l++) {
-        memset(layer, 0, plan->node_count * sizeof *layer);
-        for (uint64_t e = 0; e < shape->experts; e++) {
-            uint64_t before = numoe_plan_boundary(plan, l, e, 0);
-
-            cr_assert_eq(before, 0);
-            for (uint32_t n = 0; n < plan->node_count; n++) {
-                uint64_t next = numoe_plan_boundary(plan, l, e, n + 1);
-
-                cr_assert(next >= before);
-                layer[n] += next - before;
-                first[n] += before == 0 && next > 0;
-                before = next;
-            }
-            cr_assert_eq(before, shape->slices);
-        }
-        for (uint32_t n = 0; n < plan->node_count; n++) {
-            double ideal = plan->nodes[n].weight * (double)shape->experts * (double)shape->slices;
-
-            cr_assert((double)layer[n] > ideal - 1 - 1e-6 && (double)layer[n] < ideal + 1 + 1e-6,
-                      "layer %lu node %u: %lu slices, share %f", (unsigned long)l, n,
-                      (unsigned long)layer[n], ideal);
-            all[n] += layer[n];
-        }
-    }
-    for (uint32_t n = 0; n < plan->node_count; n++) {
-        cr_assert_eq(all[n], plan->nodes[n].slice_count);
-        cr_assert_eq(plan->nodes[n].planned_bytes,
-                     all[n] * shape->slice_bytes + first[n] * shape->expert_bytes);
-    }
-    free(all);
-    free(first);
-    free(layer);
 }
 
 /* What a printing function writes, as a string to free. */
