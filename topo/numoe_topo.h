@@ -121,9 +121,8 @@ struct numoe_machine {
  *                another machine's sys/ and proc/ (as hwloc-gather-topology packs them); else an
  *                hwloc synthetic string. Untrusted: damaged input is an error, never a crash.
  * @return 0 (free with numoe_machine_free); -ENOENT, -EINVAL, -E2BIG, -ENOMEM with error filled
- * @thread any; one at a time, others wait. A file or string is interpreted in a child process
- *         first (fork), which is reaped before the call returns. A saved machine is not hwloc's to
- *         interpret and needs no process.
+ * @thread any; one at a time, others wait. All but this machine and saved ones is interpreted by
+ *         hwloc in a child process (fork), which is reaped before the call returns.
  */
 int numoe_machine_load(const char *source, struct numoe_machine **machine,
                        struct numoe_error *error);

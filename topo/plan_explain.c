@@ -130,7 +130,9 @@ static void explain_worker(const struct subject *s, uint32_t w)
     const struct numoe_pu *pu = &s->machine->pus[worker->pu];
     uint32_t sharing = 0;
 
-    fprintf(s->out, "worker %u runs on CPU %u (package %u", w, worker->os_cpu, pu->package);
+    fprintf(s->out, "worker %u runs on CPU %u (core %u", w, worker->os_cpu, pu->core);
+    if (pu->package != NUMOE_NONE)
+        fprintf(s->out, ", package %u", pu->package);
     if (pu->l3 != NUMOE_NONE)
         fprintf(s->out, ", L3 cache %u", pu->l3);
     fprintf(s->out, ") and works on node %u first.\n", place->os_index);

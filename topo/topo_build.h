@@ -27,6 +27,8 @@ struct topo_build {
 
 /* Nodes, PUs, cores, caches, packages, what is allowed. */
 int topo_build_objects(struct topo_build *build, struct numoe_error *error);
+/* Dense index of the package that an object is or is in, or NUMOE_NONE. */
+uint32_t topo_package_of(hwloc_obj_t object);
 /* The matrix of NUMA latencies, if there is one. */
 int topo_build_distances(struct topo_build *build, struct numoe_error *error);
 /* Bandwidth and kind of each node, and beside which node's CPUs it stands. */

@@ -81,7 +81,6 @@ static int locate(struct topo_build *build, struct numoe_device *device, hwloc_o
 {
     const struct numoe_machine *machine = build->machine;
     hwloc_obj_t around = hwloc_get_non_io_ancestor_obj(build->topology, object);
-    hwloc_obj_t package;
 
     device->package = NUMOE_NONE;
     device->nodes = calloc(machine->node_count, sizeof *device->nodes);
@@ -93,11 +92,7 @@ static int locate(struct topo_build *build, struct numoe_device *device, hwloc_o
         if (machine->nodes[i].kind != NUMOE_NODE_GPU &&
             hwloc_bitmap_isset(around->nodeset, machine->nodes[i].os_index))
             device->nodes[device->node_count++] = i;
-    package = around->type == HWLOC_OBJ_PACKAGE
-                  ? around
-                  : hwloc_get_ancestor_obj_by_type(build->topology, HWLOC_OBJ_PACKAGE, around);
-    if (package)
-        device->package = package->logical_index;
+    device->package = topo_package_of(around);
     /* hanging below the whole machine is what hwloc says when nothing is known */
     device->locality_known =
         device->node_count && (around->parent != NULL || machine->node_count == 1);

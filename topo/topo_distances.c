@@ -17,7 +17,8 @@ static uint32_t dense_node(const struct topo_build *build, hwloc_obj_t object)
     return NUMOE_NONE;
 }
 
-/* Usable when it names each node once and no value is zero: a node is nearest to itself. */
+/* Usable when it names each node once and no value is zero: a node is nearest to itself. One that
+ * is 2^32 and more from itself is damage in any unit. */
 static bool usable(const struct topo_build *build, const struct hwloc_distances_s *matrix)
 {
     size_t count = matrix->nbobjs;
@@ -25,7 +26,8 @@ static bool usable(const struct topo_build *build, const struct hwloc_distances_
     if (count == 0 || count > build->machine->node_count)
         return false;
     for (size_t i = 0; i < count; i++) {
-        if (dense_node(build, matrix->objs[i]) == NUMOE_NONE)
+        if (dense_node(build, matrix->objs[i]) == NUMOE_NONE ||
+            matrix->values[i * count + i] > UINT32_MAX)
             return false;
         for (size_t j = 0; j < i; j++)
             if (matrix->objs[i] == matrix->objs[j])

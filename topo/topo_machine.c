@@ -102,12 +102,8 @@ int numoe_machine_load(const char *words, struct numoe_machine **machine, struct
         return rc;
     }
     pthread_mutex_lock(&hwloc_in_use);
-    if (source.kind == TOPO_CAPTURE)
-        rc = topo_capture_read(&source, error);
-    if (!rc && source.kind != TOPO_LIVE)
-        rc = topo_source_try(&source, error);
-    if (!rc)
-        rc = topo_machine_build(&source, machine, error);
+    rc = source.kind == TOPO_LIVE ? topo_machine_build(&source, machine, error)
+                                  : topo_machine_try(&source, machine, error);
     pthread_mutex_unlock(&hwloc_in_use);
     topo_source_close(&source);
     return rc;

@@ -6,12 +6,34 @@
 #include <stdlib.h>
 #include <string.h>
 
-static uint32_t package_of(struct topo_build *build, hwloc_obj_t object)
+/*
+ * Packages are numbered here and not taken by hwloc's index: a description may put one package into
+ * another, and then hwloc counts each level by itself. What counts is the outermost; its userdata
+ * is its index plus one.
+ */
+static void number_packages(struct topo_build *build)
 {
-    hwloc_obj_t package =
-        hwloc_get_ancestor_obj_by_type(build->topology, HWLOC_OBJ_PACKAGE, object);
+    int depths = hwloc_topology_get_depth(build->topology);
 
-    return package ? package->logical_index : NUMOE_NONE;
+    for (int depth = 0; depth < depths; depth++) {
+        hwloc_obj_t at = NULL;
+
+        if (hwloc_get_depth_type(build->topology, depth) != HWLOC_OBJ_PACKAGE)
+            continue;
+        while ((at = hwloc_get_next_obj_by_depth(build->topology, depth, at)))
+            if (topo_package_of(at->parent) == NUMOE_NONE)
+                at->userdata = (void *)(uintptr_t)++build->machine->package_count;
+    }
+}
+
+uint32_t topo_package_of(hwloc_obj_t object)
+{
+    hwloc_obj_t package = NULL;
+
+    for (hwloc_obj_t at = object; at; at = at->parent)
+        if (at->type == HWLOC_OBJ_PACKAGE)
+            package = at;
+    return package ? (uint32_t)(uintptr_t)package->userdata - 1 : NUMOE_NONE;
 }
 
 /* Two objects of one OS index would make every table that is keyed by it ambiguous. */
@@ -49,7 +71,7 @@ static int build_nodes(struct topo_build *build, hwloc_bitmap_t seen, struct num
         build->node_objects[i] = object;
         node->os_index = object->os_index;
         node->allowed = hwloc_bitmap_isset(allowed, object->os_index);
-        node->package = package_of(build, object);
+        node->package = topo_package_of(object);
         node->beside = NUMOE_NONE;
         node->capacity_bytes = object->attr->numanode.local_memory;
         node->free_bytes = node->capacity_bytes;
@@ -106,7 +128,7 @@ static int build_pus(struct topo_build *build, hwloc_bitmap_t seen, struct numoe
         build->pu_objects[i] = object;
         pu->os_index = object->os_index;
         pu->allowed = hwloc_bitmap_isset(allowed, object->os_index);
-        pu->package = package_of(build, object);
+        pu->package = topo_package_of(object);
         pu->node = pu->domain = pu->l3 = NUMOE_NONE;
         pu->efficiency = hybrid ? efficiency_of(build, object) : 0;
 
@@ -159,7 +181,6 @@ int topo_build_objects(struct topo_build *build, struct numoe_error *error)
     struct numoe_machine *machine = build->machine;
     int nodes = hwloc_get_nbobjs_by_type(build->topology, HWLOC_OBJ_NUMANODE);
     int pus = hwloc_get_nbobjs_by_type(build->topology, HWLOC_OBJ_PU);
-    int packages = hwloc_get_nbobjs_by_type(build->topology, HWLOC_OBJ_PACKAGE);
     hwloc_bitmap_t seen;
     int rc;
 
@@ -172,7 +193,7 @@ int topo_build_objects(struct topo_build *build, struct numoe_error *error)
                                nodes, pus, TOPO_MAX_NODES, TOPO_MAX_PUS);
     machine->node_count = (uint32_t)nodes;
     machine->pu_count = (uint32_t)pus;
-    machine->package_count = packages > 0 ? (uint32_t)packages : 0;
+    number_packages(build);
     machine->nodes = calloc((size_t)nodes, sizeof *machine->nodes);
     machine->pus = calloc((size_t)pus, sizeof *machine->pus);
     build->node_objects = calloc((size_t)nodes, sizeof(hwloc_obj_t));

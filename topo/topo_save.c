@@ -6,6 +6,7 @@
  *
  * SPDX-License-Identifier: Apache-2.0
  */
+#include "topo_load.h"
 #include "topo_print.h"
 #include "topo_saved_form.h"
 
@@ -142,6 +143,15 @@ static json_t *save_machine(const struct numoe_machine *machine)
     topo_json_set(&root, "calibration", save_calibration(machine));
     topo_json_set(&root, "notes", topo_json_notes(machine->notes, machine->note_count));
     return root;
+}
+
+char *topo_saved_text(const struct numoe_machine *machine)
+{
+    json_t *root = save_machine(machine);
+    char *text = root ? json_dumps(root, JSON_COMPACT) : NULL;
+
+    json_decref(root);
+    return text;
 }
 
 /* One item of the outer arrays a line: people read it, and a large machine stays small. */

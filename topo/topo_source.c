@@ -3,7 +3,7 @@
  * synthetic string.
  *
  * Files and strings are not trusted. What can be refused by looking at the bytes is refused here;
- * the rest is tried in a child process (topo_try.c).
+ * the rest is interpreted in a child process (topo_try.c).
  *
  * SPDX-License-Identifier: Apache-2.0
  */
@@ -195,7 +195,9 @@ int topo_source_topology(const struct topo_source *source, hwloc_topology_t *top
             source->kind == TOPO_XML ? "hwloc cannot read this XML as a topology (version 2 is "
                                        "needed)"
             : source->kind == TOPO_SYNTHETIC ? "neither a file nor a synthetic topology"
-                                             : "hwloc cannot read this machine");
+            : source->kind == TOPO_CAPTURE
+                ? "hwloc cannot read this directory as a captured machine"
+                : "hwloc cannot read this machine");
     }
     *topology = made;
     return 0;

@@ -1,10 +1,11 @@
 /*
- * Interpret a described topology in a child process first.
+ * Interpret a described machine in a child process.
  *
  * hwloc's readers can abort, crash, loop or allocate without bound on damaged input. The child
  * takes that instead of the caller's process: it has a limit of memory and of time, no output, and
  * answers through a pipe. The answer, not the exit status, counts: the caller may have told the
- * kernel to reap children by itself.
+ * kernel to reap children by itself. It is the machine as text, and read like any that was saved,
+ * so that nothing that hwloc made of the input gets into the caller's process unchecked.
  *
  * SPDX-License-Identifier: Apache-2.0
  */
@@ -17,6 +18,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -27,11 +29,19 @@
 
 /* Of processor time; and until the caller gives up, on however busy a machine. */
 enum { CPU_SECONDS = 20, LIMIT_SECONDS = 40 };
-static const rlim_t extra_bytes = (rlim_t)2 << 30;
+/* Ten times what the largest machine takes; and of an answer, which the parent makes room for. */
+enum { EXTRA_MIB = 512, MOST_TEXT = 64 << 20 };
 
 struct answer {
     int rc;
+    size_t bytes; /* of the text that follows when rc is 0 */
     struct numoe_error error;
+};
+
+struct child {
+    pid_t pid;
+    int in;      /* reads what the child writes */
+    int64_t end; /* when the caller gives up, in ms */
 };
 
 /* Bound the address space to what is mapped now and some more. */
@@ -46,7 +56,7 @@ static void limit_memory(void)
         fclose(file);
     if (read != 1 || getrlimit(RLIMIT_AS, &limit))
         return;
-    limit.rlim_cur = (rlim_t)pages * (rlim_t)sysconf(_SC_PAGESIZE) + extra_bytes;
+    limit.rlim_cur = (rlim_t)pages * (rlim_t)sysconf(_SC_PAGESIZE) + ((rlim_t)EXTRA_MIB << 20);
     if (limit.rlim_max != RLIM_INFINITY && limit.rlim_cur > limit.rlim_max)
         limit.rlim_cur = limit.rlim_max;
     setrlimit(RLIMIT_AS, &limit);
@@ -76,7 +86,7 @@ static void confine(void)
     }
 }
 
-void topo_child_write(int out, const void *from, size_t bytes)
+static void send(int out, const void *from, size_t bytes)
 {
     for (size_t sent = 0; sent < bytes;) {
         ssize_t wrote = write(out, (const char *)from + sent, bytes - sent);
@@ -87,23 +97,44 @@ void topo_child_write(int out, const void *from, size_t bytes)
     }
 }
 
-static void try_source(const struct topo_source *source, int out)
+/* hwloc prints what it finds odd and goes on. Of a description that is damage; a real system that
+ * was captured may well have odd firmware. */
+static int interpret(const struct topo_source *source, struct numoe_machine **machine,
+                     struct numoe_error *error)
 {
-    struct answer answer = {.error = NUMOE_ERROR_INIT};
-    struct numoe_machine *machine;
     struct stat printed;
-    int told = memfd_create("hwloc", MFD_CLOEXEC);
+    int told = memfd_create("hwloc", MFD_CLOEXEC), rc;
 
     if (told >= 0)
         dup2(told, STDERR_FILENO);
-    answer.rc = topo_machine_build(source, &machine, &answer.error);
-    /* hwloc prints what it finds odd and goes on; it would print again in the caller's process */
+    if (source->kind == TOPO_CAPTURE && !topo_capture_enter(source->name))
+        return numoe_error_set(error, -ENOMEM, source->name, "out of memory");
+    rc = topo_machine_build(source, machine, error);
     fflush(stderr);
-    if (!answer.rc && told >= 0 && fstat(told, &printed) == 0 && printed.st_size > 0)
-        answer.rc = numoe_error_set(&answer.error, -EINVAL, source->name,
-                                    "damaged topology: hwloc finds that objects contradict each "
-                                    "other");
-    topo_child_write(out, &answer, sizeof answer);
+    if (!rc && source->kind != TOPO_CAPTURE && told >= 0 && fstat(told, &printed) == 0 &&
+        printed.st_size > 0)
+        rc = numoe_error_set(error, -EINVAL, source->name,
+                             "damaged topology: hwloc finds that objects contradict each other");
+    return rc;
+}
+
+static void work(const struct topo_source *source, int out)
+{
+    struct answer answer = {.error = NUMOE_ERROR_INIT};
+    struct numoe_machine *machine = NULL;
+    char *text = NULL;
+
+    answer.rc = interpret(source, &machine, &answer.error);
+    if (!answer.rc) {
+        text = topo_saved_text(machine);
+        if (!text)
+            answer.rc = -ENOMEM;
+        else
+            answer.bytes = strlen(text);
+    }
+    send(out, &answer, sizeof answer);
+    if (!answer.rc)
+        send(out, text, answer.bytes);
 }
 
 static int64_t now_ms(void)
@@ -111,8 +142,7 @@ static int64_t now_ms(void)
     return (int64_t)(numoe_now_ns() / 1000000);
 }
 
-int topo_child_start(topo_child_work *work, const struct topo_source *source,
-                     struct topo_child *child, struct numoe_error *error)
+static int start(const struct topo_source *source, struct child *child, struct numoe_error *error)
 {
     int ends[2];
 
@@ -140,7 +170,8 @@ int topo_child_start(topo_child_work *work, const struct topo_source *source,
     return 0;
 }
 
-bool topo_child_read(struct topo_child *child, void *to, size_t bytes)
+/* @return false: it ended, or time ran out, before so many bytes */
+static bool receive(struct child *child, void *to, size_t bytes)
 {
     size_t got = 0;
 
@@ -165,7 +196,8 @@ bool topo_child_read(struct topo_child *child, void *to, size_t bytes)
     return true;
 }
 
-void topo_child_end(struct topo_child *child, bool answered)
+/* Reap it, by force if it has not answered. */
+static void end(struct child *child, bool answered)
 {
     close(child->in);
     if (!answered)
@@ -174,21 +206,58 @@ void topo_child_end(struct topo_child *child, bool answered)
         ;
 }
 
-int topo_source_try(const struct topo_source *source, struct numoe_error *error)
+/* The machine of an answer. */
+static int read_answer(const struct topo_source *source, char *text, size_t bytes,
+                       struct numoe_machine **machine, struct numoe_error *error)
 {
-    struct topo_child child;
-    struct answer answer;
+    const struct topo_source answer = {
+        .kind = TOPO_SAVED, .name = source->name, .text = text, .bytes = bytes + 1};
+    struct numoe_error inner = NUMOE_ERROR_INIT;
+    int rc;
+
+    text[bytes] = 0;
+    rc = topo_saved_read(&answer, machine, &inner);
+    if (rc)
+        return numoe_error_set(error, rc, source->name, "what hwloc made of it is no machine: %s",
+                               inner.message);
+    /* to the caller it was never saved */
+    free((*machine)->saved_source);
+    (*machine)->saved_source = NULL;
+    return 0;
+}
+
+int topo_machine_try(const struct topo_source *source, struct numoe_machine **machine,
+                     struct numoe_error *error)
+{
+    struct answer answer = {.rc = 0};
+    struct child child;
+    char *text = NULL;
     bool answered;
-    int rc = topo_child_start(try_source, source, &child, error);
+    int rc = start(source, &child, error);
 
     if (rc)
         return rc;
-    answered = topo_child_read(&child, &answer, sizeof answer);
-    topo_child_end(&child, answered);
+    answered = receive(&child, &answer, sizeof answer);
+    if (answered && !answer.rc && answer.bytes <= MOST_TEXT) {
+        text = malloc(answer.bytes + 1);
+        answered = !text || receive(&child, text, answer.bytes);
+    }
+    end(&child, answered);
     if (!answered)
-        return numoe_error_set(error, -EINVAL, source->name,
-                               "damaged topology: hwloc crashes or does not come to an end on it");
-    if (answer.rc)
-        numoe_error_set(error, answer.rc, answer.error.where, "%s", answer.error.message);
-    return answer.rc;
+        rc = numoe_error_set(error, -EINVAL, source->name,
+                             "damaged topology: hwloc crashes or does not come to an end on it");
+    else if (answer.rc == -ENOMEM)
+        rc = numoe_error_set(error, -E2BIG, source->name,
+                             "takes more than %d MiB of memory to interpret", EXTRA_MIB);
+    else if (answer.rc)
+        rc = numoe_error_set(error, answer.rc, answer.error.where, "%s", answer.error.message);
+    else if (answer.bytes > MOST_TEXT)
+        rc = numoe_error_set(error, -E2BIG, source->name, "%zu bytes are too many for a machine",
+                             answer.bytes);
+    else if (!text)
+        rc = numoe_error_set(error, -ENOMEM, source->name, "out of memory");
+    else
+        rc = read_answer(source, text, answer.bytes, machine, error);
+    free(text);
+    return rc;
 }

@@ -62,7 +62,8 @@ struct numoe_log {
 };
 
 /**
- * Fill an error record. For numoe's own parts and for callbacks that the caller supplies.
+ * Fill an error record. For numoe's own parts and for callbacks that the caller supplies. Control
+ * characters in where and message become '?'.
  * @param error  NULL, or a record to fill
  * @param code   negative errno
  * @param where  NULL or what is concerned
@@ -71,7 +72,8 @@ struct numoe_log {
 int numoe_error_set(struct numoe_error *error, int code, const char *where, const char *format, ...)
     NUMOE_PRINTF(4, 5);
 
-/** Send one formatted message; does nothing when log or its function is NULL. */
+/** Send one formatted message, control characters as '?'; does nothing when log or its function is
+ *  NULL. */
 void numoe_log_write(const struct numoe_log *log, enum numoe_log_level level, const char *format,
                      ...) NUMOE_PRINTF(3, 4);
 

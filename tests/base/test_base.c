@@ -51,6 +51,15 @@ Test(base_error, short_record_is_written_within_its_size)
     cr_assert_str_eq(error.where, "disk");
 }
 
+Test(base_error, control_characters_reach_no_terminal)
+{
+    struct numoe_error error = NUMOE_ERROR_INIT;
+
+    numoe_error_set(&error, -EINVAL, "a\nfile\033[2J", "near '%s'", "\x7f\t\xc3\xa9");
+    cr_assert_str_eq(error.where, "a?file?[2J");
+    cr_assert_str_eq(error.message, "near '??\xc3\xa9'");
+}
+
 static void count_message(void *user, enum numoe_log_level level, const char *message)
 {
     cr_assert_eq(level, NUMOE_LOG_WARNING);

@@ -282,6 +282,24 @@ Test(topo_files, l3_as_numa_has_eight_domains)
     numoe_machine_free(machine);
 }
 
+/* Levels of packages are not added up: the outer ones count. */
+Test(topo_files, packages_in_packages_are_one)
+{
+    struct numoe_machine *machine = machine_of(DATA "packages-in-packages.xml");
+    struct numoe_plan_request request = NUMOE_PLAN_REQUEST_INIT;
+    struct numoe_plan *plan;
+
+    check_machine(machine);
+    cr_assert_eq(machine->package_count, 2);
+    for (uint32_t i = 0; i < 4; i++)
+        cr_assert_eq(cpu_at(machine, i)->package, i / 2);
+    request.workers = 3; /* the odd one goes by package */
+    plan = plan_of(machine, &request);
+    check_plan(machine, plan);
+    numoe_plan_free(plan);
+    numoe_machine_free(machine);
+}
+
 Test(topo_files, gpus_of_a_display_class_are_found_by_their_os_device)
 {
     struct numoe_machine *machine = machine_of(DATA "xeon-8336c-2s-2n.xml");

@@ -902,6 +902,20 @@ Test(predict_explain, says_why_from_the_plan, .timeout = 60)
     numoe_machine_free(machine);
 }
 
+Test(predict_explain, a_worker_of_no_package, .timeout = 60)
+{
+    struct numoe_machine *machine = machine_of("core:2 pu:1");
+    struct numoe_plan_request request = NUMOE_PLAN_REQUEST_INIT;
+    struct numoe_plan *plan = plan_of(machine, &request);
+    char *text = explained(machine, plan, "worker:1");
+
+    cr_assert_not_null(strstr(text, "worker 1 runs on CPU 1 (core 1) and works on node 0 first."),
+                       "%s", text);
+    free(text);
+    numoe_plan_free(plan);
+    numoe_machine_free(machine);
+}
+
 Test(predict_explain, unused_nodes_have_their_reason, .timeout = 60)
 {
     struct numoe_machine *machine =
