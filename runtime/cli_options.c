@@ -57,11 +57,15 @@ static const struct option_text option_texts[] = {
     [CLI_MEASURE] = {"measure", NULL,
                      "measure how fast each memory node is read from where: a third of a second\n"
                      "for each pair, 1024 pairs at most"},
+    [CLI_MEASURE_TIME] = {"duration", "SECONDS",
+                          "with --measure: begin no more pairs after so long, the nearest being\n"
+                          "first, and measure all nodes at once at last (default: no limit)"},
     [CLI_MODEL] = {"model", "NAME", "a model by name; numoe --help lists them"},
     [CLI_NODES] = {"nodes", "LIST", "use these memory nodes only, as in 0,2,8-15"},
     [CLI_NODE_BANDWIDTH] = {"node-bandwidth", "[LIST=]GB/s",
                             "read bandwidth of a node while all are read, as in 9.6GB/s or\n"
                             "0-15=9.6GB/s (default: as measured, else by the CPU's name)"},
+    [CLI_ONCE] = {"once", NULL, "compute each layer once and check it; measure no ceilings"},
     [CLI_PASS_TOKENS] = {"tokens", "LIST", "predict passes of so many tokens, as in 1,4096"},
     [CLI_PNG] = {"png", "FILE", "write a picture of the plan, as PNG"},
     [CLI_REPEAT] = {"repeat", "N", "repetitions of each measurement (default: by time)"},
@@ -274,6 +278,7 @@ static int set_option(enum cli_option option, const char *text, struct cli_value
         values->domains = (uint32_t)number;
         return rc;
     case CLI_DURATION:
+    case CLI_MEASURE_TIME:
         return parse_count(text, UINT32_MAX, &values->duration_s, error);
     case CLI_EXPERTS:
         return parse_count(text, UINT32_MAX, &values->experts, error);
@@ -340,6 +345,9 @@ static int set_option(enum cli_option option, const char *text, struct cli_value
         rc = parse_count(text, UINT32_MAX - 1, &number, error);
         values->threads = (uint32_t)number;
         return rc;
+    case CLI_ONCE:
+        values->once = true;
+        return 0;
     case CLI_PASS_TOKENS:
     case CLI_TOKENS:
         rc = cli_parse_list(text, &values->tokens, error);

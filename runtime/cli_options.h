@@ -40,9 +40,11 @@ enum cli_option {
     CLI_KEEP_FREE,
     CLI_LAYERS,
     CLI_MEASURE,
+    CLI_MEASURE_TIME,
     CLI_MODEL,
     CLI_NODES,
     CLI_NODE_BANDWIDTH,
+    CLI_ONCE,
     CLI_PASS_TOKENS,
     CLI_PNG,
     CLI_REPEAT,
@@ -79,7 +81,7 @@ struct cli_values {
     struct cli_list cpus, nodes, tokens;
     uint64_t duration_s, experts, layers, keep_free_bytes, seed, steps;
     uint32_t repeat, threads, workers;
-    bool json, measure, smt, gpu, resident, stream;
+    bool json, measure, once, smt, gpu, resident, stream;
     bool seed_given;
     char *isa_text; /* holds what isas point to */
     const char *isas[CLI_MAX_ISAS];
