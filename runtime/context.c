@@ -78,14 +78,36 @@ static void plan_request(const struct numoe *context, struct numoe_plan_request 
     request->keep_free_bytes = context->keep_free_bytes;
 }
 
-int numoe_context_plan(const struct numoe *context, const struct numoe_expert_shape *shape,
+int numoe_context_plan(struct numoe *context, const struct numoe_expert_shape *shape,
                        struct numoe_plan **plan, struct numoe_error *error)
 {
     struct numoe_plan_request request;
+    int rc;
 
+    /* before the turn is touched: a fork may have copied it locked */
+    if (context->pool && numoe_pool_forked(context->pool))
+        return numoe_error_set(error, -ECHILD, "context",
+                               "this process was forked from the one that opened it");
     plan_request(context, &request);
     request.shape = *shape;
-    return numoe_plan_create(context->machine, &request, plan, error);
+    pthread_mutex_lock(&context->turn);
+    /* earlier models have taken memory since */
+    numoe_machine_refresh(context->machine);
+    rc = numoe_plan_create(context->machine, &request, plan, error);
+    pthread_mutex_unlock(&context->turn);
+    return rc;
+}
+
+/* On CPUs without memory of their own, stacks and scratch come from where the experts do. A denied
+ * policy is told of when arenas are bound. */
+static void init_thread(void *user, uint32_t worker)
+{
+    const struct numoe *context = user;
+    const struct numoe_plan *plan = context->plan;
+    const struct numoe_plan_worker *of = &plan->workers[worker % plan->worker_count];
+
+    if (!context->described && !context->machine->pus[of->pu].node_is_near)
+        (void)numoe_memory_prefer(plan->nodes[of->plan_node].os_index);
 }
 
 static int start_pool(struct numoe *context, const struct numoe_options *options,
@@ -116,6 +138,8 @@ static int start_pool(struct numoe *context, const struct numoe_options *options
     }
     config.worker_count = count;
     config.workers = workers;
+    config.thread_init = init_thread;
+    config.thread_init_user = context;
     config.pin_caller = options->pin_caller && !context->described;
     config.spin_ns = options->spin_ns;
     config.chaos_seed = options->chaos_seed;

@@ -80,7 +80,7 @@ struct numoe_model {
 };
 
 /* A plan for the context's machine and options; shape.layers 0: workers and nodes alone. */
-int numoe_context_plan(const struct numoe *context, const struct numoe_expert_shape *shape,
+int numoe_context_plan(struct numoe *context, const struct numoe_expert_shape *shape,
                        struct numoe_plan **plan, struct numoe_error *error);
 
 /* Finish and drop a submission of this model. */

@@ -117,7 +117,7 @@ struct numoe_model_desc {
  * Plan a model on the context's machine and reserve its memory. Experts are then given one by one
  * with numoe_expert_load; one that was never given computes as missing (see numoe_batch.skipped).
  * @return 0; -ENOSPC (does not fit: node, shortfall and what would help in the message), -EINVAL,
- *         -EOVERFLOW, -ENOMEM
+ *         -EOVERFLOW, -ENOMEM, -ECHILD (in a process forked from the one that opened the context)
  */
 int numoe_model_create(struct numoe *context, const struct numoe_model_desc *desc,
                        struct numoe_model **model, struct numoe_error *error);

@@ -37,6 +37,16 @@ int memory_bind(void *address, uint64_t bytes, uint32_t os_node)
     return mbind(address, bytes, MPOL_BIND, mask, TOPO_MAX_NODES + 1, 0) ? -errno : 0;
 }
 
+int numoe_memory_prefer(uint32_t os_node)
+{
+    unsigned long mask[TOPO_MAX_NODES / LONG_BITS + 1] = {0};
+
+    if (os_node >= TOPO_MAX_NODES)
+        return -EINVAL;
+    mask[os_node / LONG_BITS] = 1ul << os_node % LONG_BITS;
+    return set_mempolicy(MPOL_PREFERRED, mask, TOPO_MAX_NODES + 1) ? -errno : 0;
+}
+
 bool memory_available(const struct numoe_memory *memory, uint64_t *node_bytes,
                       uint64_t *cgroup_bytes)
 {

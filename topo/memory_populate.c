@@ -22,8 +22,6 @@
 
 enum { PAGE = 4096 };
 static const uint64_t chunk_bytes = (uint64_t)64 << 20;
-/* Left over for page tables and for what the kernel keeps below its watermarks. */
-static const uint64_t margin_bytes = (uint64_t)32 << 20;
 
 int memory_fault_in(unsigned char *address, uint64_t bytes)
 {
@@ -70,12 +68,12 @@ static int check(const struct numoe_memory *memory, uint64_t pending, struct num
     memory_available(memory, &node, &cgroup);
     if (memory->os_node != NUMOE_NONE)
         snprintf(name, sizeof name, "node %u", memory->os_node);
-    if (pending + margin_bytes > cgroup)
+    if (pending + MEMORY_MARGIN > cgroup)
         return numoe_error_set(error, -ENOMEM, name,
                                "the cgroup's memory limit leaves %s, but %s are about to be used "
                                "on %s",
                                topo_bytes(have, cgroup), topo_bytes(need, pending), name);
-    if (pending + margin_bytes > node)
+    if (pending + MEMORY_MARGIN > node)
         return numoe_error_set(error, -ENOMEM, name,
                                "%s has %s free, but %s are about to be used there", name,
                                topo_bytes(have, node), topo_bytes(need, pending));

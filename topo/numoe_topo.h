@@ -36,7 +36,7 @@ enum numoe_node_kind {
 struct numoe_node {
     uint32_t os_index;
     enum numoe_node_kind kind;
-    bool allowed;            /**< the process may allocate there */
+    bool allowed;            /**< the process may allocate there, if there is memory */
     uint32_t domain;         /**< memory domain: nodes that share channels */
     uint32_t package;        /**< dense package index, or NUMOE_NONE */
     uint32_t beside;         /**< not DRAM: the DRAM node of the same CPUs, or NUMOE_NONE */
@@ -83,7 +83,8 @@ struct numoe_pair_speed {
     double latency_ns;      /**< of a dependent load that misses all caches; 0: not measured */
 };
 
-/** A machine. Plain data; read only after numoe_machine_load. */
+/** A machine. Plain data; read only after numoe_machine_load, save for the functions that say so.
+ */
 struct numoe_machine {
     char *source; /**< "live", the file or directory, or the synthetic string */
     bool live;
@@ -126,6 +127,10 @@ struct numoe_machine {
 int numoe_machine_load(const char *source, struct numoe_machine **machine,
                        struct numoe_error *error);
 void numoe_machine_free(struct numoe_machine *machine);
+
+/** Read anew what is free on the nodes of a live machine and in the cgroup; nothing else changes,
+ *  and nothing of a machine that is not live. */
+void numoe_machine_refresh(struct numoe_machine *machine);
 
 /** Text for people. */
 void numoe_machine_print(const struct numoe_machine *machine, FILE *out);
@@ -206,7 +211,7 @@ struct numoe_plan_request {
     const uint32_t *cpus; /**< OS indices of PUs to pin workers to, or NULL */
     uint32_t cpu_count;
     bool smt;                      /**< also use second hardware threads of a core */
-    uint64_t keep_free_bytes;      /**< a node; 0: 2 % of it, at most 256 MiB */
+    uint64_t keep_free_bytes;      /**< a node; 0: 2 % of it, but 32 MiB to 256 MiB */
     uint32_t lanes_per_worker;     /**< 0: default */
     const uint32_t *reserved_cpus; /**< OS indices of PUs whose cores get no worker: left to the
                                         engine's own threads. NULL: none */
@@ -332,6 +337,14 @@ uint64_t numoe_memory_bytes(const struct numoe_memory *memory);
  */
 int numoe_memory_populate(struct numoe_memory *memory, uint64_t offset, uint64_t bytes,
                           struct numoe_error *error);
+
+/**
+ * What the calling thread touches first from now on comes from a node, while that has room. For
+ * threads on CPUs without memory of their own: where the kernel takes it from then is not where a
+ * plan does, but rather from a node without CPUs.
+ * @return 0; -EINVAL no such node, or not allowed; -EPERM, -ENOSYS
+ */
+int numoe_memory_prefer(uint32_t os_node);
 
 /** Sample where pages are (move_pages) and how large they are. */
 void numoe_memory_inspect(const struct numoe_memory *memory, struct numoe_memory_report *report);

@@ -1,11 +1,13 @@
 /* Which memory nodes a plan uses. SPDX-License-Identifier: Apache-2.0 */
+#include "memory_node.h"
 #include "plan_build.h"
 #include "topo_print.h"
 
 #include <errno.h>
 #include <stdlib.h>
 
-static const uint64_t most_kept_free = (uint64_t)256 << 20;
+/* The least is what numoe_memory_populate leaves: a plan must not promise more than that gives. */
+static const uint64_t least_kept_free = MEMORY_MARGIN, most_kept_free = (uint64_t)256 << 20;
 
 uint32_t plan_find_pu(const struct numoe_machine *machine, uint32_t os_index)
 {
@@ -37,6 +39,8 @@ static int choose_named(struct plan_build *build, bool *used, struct numoe_error
         if (!machine->nodes[node].allowed)
             return numoe_error_set(error, -EINVAL, where,
                                    "memory node %u is not allowed for this process", os);
+        if (machine->live && !machine->nodes[node].capacity_bytes)
+            return numoe_error_set(error, -EINVAL, where, "memory node %u has no memory", os);
         if (machine->nodes[node].kind == NUMOE_NODE_GPU)
             return numoe_error_set(error, -EINVAL, where,
                                    "memory node %u is a GPU's memory, which holds no experts", os);
@@ -114,6 +118,8 @@ static uint64_t kept_free(const struct plan_build *build, const struct numoe_nod
         bytes = node->capacity_bytes / 50;
         if (bytes > most_kept_free)
             bytes = most_kept_free;
+        if (bytes < least_kept_free)
+            bytes = least_kept_free;
     }
     return bytes;
 }
@@ -189,7 +195,7 @@ int plan_choose_nodes(struct plan_build *build, struct numoe_error *error)
 
         plan_note(build, "%s of each node kept free%s",
                   topo_bytes(first, kept_free(build, &machine->nodes[build->plan->nodes[0].node])),
-                  request->keep_free_bytes ? "" : " (2 %, at most 256 MiB)");
+                  request->keep_free_bytes ? "" : " (2 %, but 32 to 256 MiB)");
     }
 out:
     free(used);
