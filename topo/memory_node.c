@@ -64,6 +64,20 @@ bool memory_available(const struct numoe_memory *memory, uint64_t *node_bytes,
     return known;
 }
 
+uint64_t numoe_memory_room(void)
+{
+    struct numoe_memory anywhere = {.os_node = NUMOE_NONE};
+    uint64_t system, cgroup;
+
+    topo_cgroup_find("", &anywhere.cgroup);
+    memory_available(&anywhere, &system, &cgroup);
+    topo_cgroup_free(&anywhere.cgroup);
+    system = cgroup < system ? cgroup : system;
+    if (system == UINT64_MAX)
+        return system;
+    return system > MEMORY_MARGIN ? system - MEMORY_MARGIN : 0;
+}
+
 static const char *node_name(char text[32], uint32_t os_node)
 {
     if (os_node == NUMOE_NONE)

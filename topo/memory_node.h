@@ -12,7 +12,8 @@
 #include <stdatomic.h>
 
 #define MEMORY_HUGE_PAGE ((uint64_t)2 << 20)
-/* Left over on a node for page tables and for what the kernel keeps below its watermarks. */
+/* Left over, on a node and in the cgroup, for page tables and for what the kernel keeps below its
+ * watermarks. */
 #define MEMORY_MARGIN ((uint64_t)32 << 20)
 
 struct numoe_memory {

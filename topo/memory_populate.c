@@ -21,7 +21,9 @@
 #endif
 
 enum { PAGE = 4096 };
-static const uint64_t chunk_bytes = (uint64_t)64 << 20;
+/* Several processes may look at the same free memory at once: four of them stay within the margin.
+ */
+static const uint64_t chunk_bytes = (uint64_t)8 << 20;
 
 int memory_fault_in(unsigned char *address, uint64_t bytes)
 {
@@ -50,7 +52,7 @@ static void touch(unsigned char *address, uint64_t bytes)
 /* Bytes of a chunk that are not resident; all when the system does not tell. */
 static uint64_t missing(unsigned char *address, uint64_t bytes)
 {
-    unsigned char resident[(64 << 20) / PAGE];
+    unsigned char resident[(8 << 20) / PAGE];
     uint64_t count = 0, pages = bytes / PAGE;
 
     if (mincore(address, bytes, resident))

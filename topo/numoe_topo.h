@@ -338,6 +338,10 @@ uint64_t numoe_memory_bytes(const struct numoe_memory *memory);
 int numoe_memory_populate(struct numoe_memory *memory, uint64_t offset, uint64_t bytes,
                           struct numoe_error *error);
 
+/** Bytes that this process may still take, of the system's memory and of what its cgroup grants,
+ *  when 32 MiB are left; UINT64_MAX: not known. What overcommit promises beyond is a kill. */
+uint64_t numoe_memory_room(void);
+
 /**
  * What the calling thread touches first from now on comes from a node, while that has room. For
  * threads on CPUs without memory of their own: where the kernel takes it from then is not where a

@@ -10,6 +10,7 @@
  * SPDX-License-Identifier: Apache-2.0
  */
 #include "base/checked.h"
+#include "memory_node.h"
 #include "plan_build.h"
 #include "plan_shares.h"
 #include "topo_print.h"
@@ -188,6 +189,14 @@ static void count_bytes(struct numoe_plan *plan, const struct totals *totals, co
     }
 }
 
+/* What the cgroup's limit leaves for experts: populating keeps a margin there too. */
+static uint64_t granted(const struct numoe_machine *machine)
+{
+    if (machine->cgroup_bytes == UINT64_MAX)
+        return UINT64_MAX;
+    return machine->cgroup_bytes > MEMORY_MARGIN ? machine->cgroup_bytes - MEMORY_MARGIN : 0;
+}
+
 /* Say what is missing, and which nodes could still help. */
 static int refuse(const struct plan_build *build, const struct totals *totals, uint64_t have,
                   struct numoe_error *error)
@@ -218,8 +227,8 @@ static int refuse(const struct plan_build *build, const struct totals *totals, u
     free(numbers);
     /* room is lost where a node ends in part of a slice: never report a shortage of nothing */
     lacking = totals->bytes > have ? totals->bytes - have : plan->shape.slice_bytes;
-    if (machine->cgroup_bytes <= have)
-        snprintf(help, sizeof help, "raise the memory limit of the cgroup, which grants %s",
+    if (granted(machine) <= have)
+        snprintf(help, sizeof help, "raise the memory limit of the cgroup, which still grants %s",
                  topo_bytes(extra, machine->cgroup_bytes));
     else if (!have && !machine->live && !plan->nodes[0].capacity_bytes)
         snprintf(help, sizeof help, "the memory size of that node is not known");
@@ -255,10 +264,9 @@ static int split(struct plan_build *build, const struct totals *totals, const ui
     struct numoe_plan *plan = build->plan;
     uint64_t have = room_of(build);
 
-    if (totals->bytes > build->machine->cgroup_bytes)
+    if (totals->bytes > granted(build->machine))
         return refuse(build, totals,
-                      have < build->machine->cgroup_bytes ? have : build->machine->cgroup_bytes,
-                      error);
+                      have < granted(build->machine) ? have : granted(build->machine), error);
     for (uint32_t i = 0; i < plan->node_count; i++)
         limit[i] = plan->nodes[i].available_bytes / plan->shape.slice_bytes;
     for (int round = 0; round < MOST_ROUNDS; round++) {
