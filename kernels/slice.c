@@ -206,10 +206,16 @@ static unsigned tile_code(const uint8_t *codes, unsigned row, unsigned k)
     return word >> (4 * nibble) & 15;
 }
 
-/* E8M0; ldexp is exact down to 2^-127 in double. */
+/* E8M0: 2^(scale - 127), whose exponent a double holds as it is. */
 static double scale_value(unsigned scale)
 {
-    return scale == SCALE_NAN ? (double)NAN : ldexp(1.0, (int)scale - 127);
+    const uint64_t bits = ((uint64_t)scale - 127 + 1023) << 52;
+    double value;
+
+    if (scale == SCALE_NAN)
+        return (double)NAN;
+    memcpy(&value, &bits, sizeof value);
+    return value;
 }
 
 double numoe_slice_weight(const struct numoe_slice_shape *shape, const void *slice,

@@ -2,6 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include "bench.h"
 
+#include "base/checked.h"
 #include "base/clock.h"
 
 #include <errno.h>
@@ -35,6 +36,13 @@ struct numoe_bench {
 double numoe_bench_seconds(void)
 {
     return (double)numoe_now_ns() * 1e-9;
+}
+
+uint64_t numoe_bench_digest(uint64_t digest, const void *bytes, uint64_t count)
+{
+    for (uint64_t i = 0; i < count; i++)
+        digest = (digest ^ ((const uint8_t *)bytes)[i]) * UINT64_C(1099511628211);
+    return digest;
 }
 
 static int compare_doubles(const void *a, const void *b)
@@ -134,22 +142,55 @@ static uint64_t calibrate(const char *isa, enum numoe_ceiling ceiling)
     }
 }
 
-/* What the buffer may take: a quarter of what is free on the nodes and in the cgroup. */
-static uint64_t buffer_budget(void)
+/* Dense index of the node whose memory a thread on this CPU touches; NUMOE_NONE: not known. */
+static uint32_t node_of_cpu(const struct numoe_machine *machine, uint32_t os_cpu)
+{
+    for (uint32_t i = 0; i < machine->pu_count; i++)
+        if (machine->pus[i].os_index == os_cpu)
+            return machine->pus[i].node;
+    return NUMOE_NONE;
+}
+
+uint64_t numoe_bench_budget(const struct numoe_machine *machine, const struct numoe_plan *plan)
+{
+    uint32_t workers = plan ? plan->worker_count : 0;
+    uint32_t *here = calloc(machine->node_count, sizeof *here);
+    uint64_t bytes = 0;
+
+    for (uint32_t w = 0; here && w < workers; w++) {
+        uint32_t node = node_of_cpu(machine, plan->workers[w].os_cpu);
+
+        if (node != NUMOE_NONE)
+            here[node]++;
+    }
+    for (uint32_t i = 0; i < machine->node_count; i++) {
+        if (machine->nodes[i].allowed)
+            bytes += machine->nodes[i].free_bytes;
+    }
+    for (uint32_t i = 0; here && i < machine->node_count; i++) {
+        uint64_t most;
+
+        if (here[i] && numoe_mul_u64(machine->nodes[i].free_bytes / here[i], workers, &most) &&
+            most < bytes)
+            bytes = most;
+    }
+    free(here);
+    if (bytes > machine->cgroup_bytes)
+        bytes = machine->cgroup_bytes;
+    return bytes / 4;
+}
+
+/* What the buffer may take now. */
+static uint64_t buffer_budget(const struct numoe *context)
 {
     struct numoe_machine *machine;
-    uint64_t free_bytes = 0;
+    uint64_t bytes;
 
     if (numoe_machine_load(NULL, &machine, NULL))
         return READ_BYTES_LEAST;
-    for (uint32_t i = 0; i < machine->node_count; i++) {
-        if (machine->nodes[i].allowed)
-            free_bytes += machine->nodes[i].free_bytes;
-    }
-    if (free_bytes > machine->cgroup_bytes)
-        free_bytes = machine->cgroup_bytes;
+    bytes = numoe_bench_budget(machine, numoe_context_workers(context));
     numoe_machine_free(machine);
-    return free_bytes / 4;
+    return bytes;
 }
 
 int numoe_bench_create(struct numoe *context, const char *isa, struct numoe_bench **out,
@@ -157,7 +198,7 @@ int numoe_bench_create(struct numoe *context, const char *isa, struct numoe_benc
 {
     struct numoe_pool *pool = numoe_context_pool(context);
     const struct numoe_kernels *kernels = numoe_kernels_select(NUMOE_FAST, isa, error);
-    uint64_t workers = numoe_pool_worker_count(pool), bytes, budget = buffer_budget();
+    uint64_t workers = numoe_pool_worker_count(pool), bytes, budget = buffer_budget(context);
     struct numoe_pool_job job = {.phase_count = 1, .phases = {{.run = touch_chunk}}};
     struct numoe_bench *bench;
     void *buffer;

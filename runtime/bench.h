@@ -21,6 +21,10 @@ double numoe_bench_seconds(void);
 /* Order statistic q (0..1) of values, which are sorted by the call; NaN when there are none. */
 double numoe_bench_quantile(double *values, size_t count, double q);
 
+/* FNV-1a: of so many bytes after those that `digest` stands for. */
+#define NUMOE_BENCH_DIGEST_INIT UINT64_C(14695981039346656037)
+uint64_t numoe_bench_digest(uint64_t digest, const void *bytes, uint64_t count);
+
 /* Reproducible random bits. */
 struct numoe_bench_random {
     uint64_t state;
@@ -44,12 +48,19 @@ struct numoe_bench;
 
 /*
  * isa: of the loops; NULL as numoe_open chooses. The buffer takes 64 MiB a worker, at least 1 GiB,
- * at most a quarter of the free memory; each worker reads what it has touched first.
+ * at most numoe_bench_budget; each worker reads what it has touched first.
  * @return 0; -ENOMEM, -EINVAL, -ENOTSUP with error filled
  */
 int numoe_bench_create(struct numoe *context, const char *isa, struct numoe_bench **bench,
                        struct numoe_error *error);
 void numoe_bench_destroy(struct numoe_bench *bench);
+
+/*
+ * What the buffer may take of a machine, that plan's workers being pinned (NULL: none is). Equal
+ * parts are touched by all workers, so the node that is filled first limits all.
+ */
+uint64_t numoe_bench_budget(const struct numoe_machine *machine, const struct numoe_plan *plan);
+
 uint64_t numoe_bench_buffer_bytes(const struct numoe_bench *bench);
 
 /* Measure once, all workers together, in some 30 ms: 10^9 bytes or operations a second; 0 when
@@ -99,9 +110,15 @@ struct numoe_bench_cell {
     /* with numoe_options.stats, else NaN: part of the calls' time that workers are busy, mean over
      * the workers, and how much longer than the mean the busiest of them is */
     double busy_fraction, busy_imbalance;
+    /* Of the first outputs, bit by bit. They follow from the seed, the weights, the plan and the
+     * kernels alone. */
+    uint64_t digest;
 };
 
-/* Measure one layer with random bf16 activations and fresh random routing in each repetition. */
+/*
+ * Measure one layer with random bf16 activations and fresh random routing in each repetition.
+ * bench: NULL computes once, and leaves what needs a second time or a ceiling 0 or NaN.
+ */
 int numoe_bench_layer(struct numoe_bench *bench, struct numoe_model *model,
                       const struct numoe_bench_request *request, struct numoe_bench_cell *cell,
                       struct numoe_error *error);

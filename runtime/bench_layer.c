@@ -181,6 +181,46 @@ out:
     return rc;
 }
 
+/* As many repetitions as are asked for, else by how long one takes. */
+static int take_time(struct numoe_bench *bench, struct cell_work *work,
+                     const struct numoe_model_desc *desc, struct numoe_bench_cell *cell,
+                     struct numoe_error *error)
+{
+    enum numoe_ceiling peak = desc->arithmetic == NUMOE_FAST || desc->arithmetic == NUMOE_FINE
+                                  ? NUMOE_CEILING_INT8
+                                  : NUMOE_CEILING_EXACT;
+    /* two int8 products for each weight of the fine mode */
+    const double ops = (desc->arithmetic == NUMOE_FINE ? 12 : 6) * (double)desc->hidden *
+                       (double)desc->intermediate;
+    uint32_t repetitions = work->request->repeat;
+
+    if (!repetitions) {
+        struct numoe_result result;
+        double seconds;
+        int rc = repeat_once(work, &result, &seconds, error);
+
+        if (rc)
+            return rc;
+        seconds = work->request->seconds / (seconds > 1e-6 ? seconds : 1e-6);
+        repetitions = (uint32_t)fmax(FEWEST_REPETITIONS, fmin(MOST_REPETITIONS, seconds));
+    }
+    return measure(bench, work, peak, ops, repetitions, cell, error);
+}
+
+/* The only time of a layer that is computed once. */
+static void take_once(const struct numoe_result *result, double seconds,
+                      struct numoe_bench_cell *cell)
+{
+    cell->repetitions = 1;
+    cell->ms = cell->ms_min = cell->ms_p10 = cell->ms_p90 = seconds * 1e3;
+    cell->bytes = (double)result->expert_bytes;
+    cell->experts_hit = (double)result->experts_hit;
+    cell->pairs = (double)result->pairs;
+    cell->gbs = cell->bytes / seconds * 1e-9;
+    cell->gops = cell->read_gbs = cell->peak_gops = NAN;
+    cell->bandwidth_fraction = cell->ops_fraction = NAN;
+}
+
 int numoe_bench_layer(struct numoe_bench *bench, struct numoe_model *model,
                       const struct numoe_bench_request *request, struct numoe_bench_cell *cell,
                       struct numoe_error *error)
@@ -188,10 +228,7 @@ int numoe_bench_layer(struct numoe_bench *bench, struct numoe_model *model,
     struct numoe_model_info info = {.size = sizeof info};
     struct cell_work work = {.model = model, .request = request, .top_k = request->top_k};
     uint64_t tokens = request->tokens, elements, entries, checked = request->check_tokens;
-    uint32_t repetitions = request->repeat;
     struct numoe_result result;
-    enum numoe_ceiling peak;
-    double ops;
     double seconds;
     int rc;
 
@@ -227,22 +264,16 @@ int numoe_bench_layer(struct numoe_bench *bench, struct numoe_model *model,
     }
     numoe_bench_activations(&work.random, work.x, elements);
 
-    /* The first repetition grows the workspace; the second tells how long one takes. */
+    /* The first repetition grows the workspace. */
     rc = repeat_once(&work, &result, &seconds, error);
-    if (!rc && !repetitions) {
-        rc = repeat_once(&work, &result, &seconds, error);
-        seconds = request->seconds / (seconds > 1e-6 ? seconds : 1e-6);
-        repetitions = (uint32_t)fmax(FEWEST_REPETITIONS, fmin(MOST_REPETITIONS, seconds));
-    }
     if (rc)
         goto out;
-    peak = info.desc.arithmetic == NUMOE_FAST || info.desc.arithmetic == NUMOE_FINE
-               ? NUMOE_CEILING_INT8
-               : NUMOE_CEILING_EXACT;
-    /* two int8 products for each weight of the fine mode */
-    ops = (info.desc.arithmetic == NUMOE_FINE ? 12 : 6) * (double)info.desc.hidden *
-          (double)info.desc.intermediate;
-    rc = measure(bench, &work, peak, ops, repetitions, cell, error);
+    cell->digest =
+        numoe_bench_digest(NUMOE_BENCH_DIGEST_INIT, work.out, elements * sizeof *work.out);
+    if (bench)
+        rc = take_time(bench, &work, &info.desc, cell, error);
+    else
+        take_once(&result, seconds, cell);
     if (!rc && checked) {
         struct numoe_bench_outputs outputs = {.layer = request->layer,
                                               .tokens = tokens,

@@ -43,6 +43,7 @@ struct calibration {
     const struct numoe_calibrate_options *options;
     const char *isa;
     uint64_t pair_ns;
+    uint64_t begun_ns;
     struct place *places;   /* of nodes */
     uint64_t *domain_cache; /* bytes of last-level cache of domains */
     uint64_t largest_cache; /* of one cache */
@@ -518,6 +519,11 @@ static uint32_t choose_pairs(struct calibration *c, struct wanted **out)
     return count;
 }
 
+static bool time_is_up(const struct calibration *c)
+{
+    return c->options->budget_ns && numoe_now_ns() - c->begun_ns > c->options->budget_ns;
+}
+
 static int measure_all(struct calibration *c, struct numoe_error *error)
 {
     struct numoe_machine *machine = c->machine;
@@ -532,7 +538,7 @@ static int measure_all(struct calibration *c, struct numoe_error *error)
         goto out;
     }
     c->total = c->done + count + 1;
-    for (uint32_t i = 0; i < count; i++) {
+    for (uint32_t i = 0; i < count && (i == 0 || !time_is_up(c)); i++) {
         struct numoe_pair_speed *pair = &c->pairs[c->pair_count];
         char what[96];
 
@@ -549,6 +555,11 @@ static int measure_all(struct calibration *c, struct numoe_error *error)
         c->pair_count++;
         c->done++;
     }
+    if (c->pair_count < count)
+        note(machine,
+             "%" PRIu32 " of %" PRIu32 " pairs of domain and node were measured in the time "
+             "given, the nearest first",
+             c->pair_count, count);
     progress(c, "all nodes at once");
     if (count)
         rc = measure_together(c, readers);
@@ -581,7 +592,7 @@ static void hand_over(struct calibration *c)
 int numoe_calibrate(struct numoe_machine *machine, const struct numoe_calibrate_options *options,
                     struct numoe_error *error)
 {
-    struct calibration c = {.machine = machine, .options = options};
+    struct calibration c = {.machine = machine, .options = options, .begun_ns = numoe_now_ns()};
     const struct numoe_kernels *kernels;
     uint32_t nodes = 0;
     int rc;

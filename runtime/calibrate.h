@@ -13,6 +13,7 @@ enum { NUMOE_CALIBRATE_PAIRS = 1024 };
 struct numoe_calibrate_options {
     uint64_t pair_ns;      /* for one pair, two thirds bandwidth and one latency; 0: 300 ms */
     uint32_t pair_limit;   /* pairs measured at most; 0: NUMOE_CALIBRATE_PAIRS */
+    uint64_t budget_ns;    /* no pair but the first is begun after so long; 0: no limit */
     uint64_t buffer_bytes; /* a node; 0: four times the caches of a domain, 128 MiB to 1 GiB */
     const char *isa;       /* of the reading loop, as numoe_kernels_select */
     /* Called before each step, by the calling thread; may be NULL. what: a few words. */
@@ -24,7 +25,7 @@ struct numoe_calibrate_options {
  * Measure, and put the results into the machine, in place of those that were there. For each pair
  * of CPU domain and memory node: all cores of the domain read that node's memory, then one follows
  * a chain through it; at last the cores of all nodes read their own node at once. Local pairs come
- * first, then by distance, until pair_limit is reached.
+ * first, then by distance, until pair_limit or budget_ns is reached.
  *
  * A node takes its buffer's size of memory meanwhile, at most a quarter of what is free there and
  * of an equal part of what the cgroup grants. Time: preparing takes about a second for a GiB of

@@ -81,11 +81,15 @@ static const struct option_text option_texts[] = {
                     "where weights of a node may lie: bind (there only), preferred (there, then\n"
                     "elsewhere), local (where a worker touches them first) or interleave (page\n"
                     "by page over all nodes) (default: bind)"},
+    [CLI_MEASURE_TIME] = {"duration", "SECONDS",
+                          "with --measure: begin no more pairs after so long, the nearest being\n"
+                          "first, and measure all nodes at once at last (default: no limit)"},
     [CLI_MODEL] = {"model", "NAME", "a model by name; numoe plan --model list shows them"},
     [CLI_NODES] = {"nodes", "LIST", "use these memory nodes only, as in 0,2,8-15"},
     [CLI_NODE_BANDWIDTH] = {"node-bandwidth", "[LIST=]GB/s",
                             "read bandwidth of a node while all are read, as in 9.6GB/s or\n"
                             "0-15=9.6GB/s (default: as measured, else by the CPU's name)"},
+    [CLI_ONCE] = {"once", NULL, "compute each layer once and check it; measure no ceilings"},
     [CLI_OPTIMIZE] = {"optimize", "decode|prefill|both",
                       "what --form auto goes by: passes of one token, of 4096, or the\n"
                       "geometric mean of both ratios to the best (default: both)"},
@@ -390,6 +394,7 @@ static int set_option(enum cli_option option, const char *text, struct cli_value
         values->domains = (uint32_t)number;
         return rc;
     case CLI_DURATION:
+    case CLI_MEASURE_TIME:
         return parse_count(text, UINT32_MAX, &values->duration_s, error);
     case CLI_EXPERTS:
         return parse_count(text, UINT32_MAX, &values->experts, error);
@@ -485,6 +490,9 @@ static int set_option(enum cli_option option, const char *text, struct cli_value
         rc = parse_count(text, UINT32_MAX - 1, &number, error);
         values->threads = (uint32_t)number;
         return rc;
+    case CLI_ONCE:
+        values->once = true;
+        return 0;
     case CLI_PASS_TOKENS:
     case CLI_TOKENS:
         rc = cli_parse_list(text, &values->tokens, error);

@@ -47,10 +47,12 @@ enum cli_option {
     CLI_KEEP_FREE,
     CLI_LAYERS,
     CLI_MEASURE,
+    CLI_MEASURE_TIME,
     CLI_MEMORY,
     CLI_MODEL,
     CLI_NODES,
     CLI_NODE_BANDWIDTH,
+    CLI_ONCE,
     CLI_OPTIMIZE,
     CLI_PASS_TOKENS,
     CLI_PLAN,
@@ -99,7 +101,7 @@ struct cli_values {
     uint64_t experts_per_token, hidden, intermediate;
     enum numoe_format format;
     uint32_t repeat, threads, workers;
-    bool json, measure, smt, gpu, resident, stream, spill;
+    bool json, measure, once, smt, gpu, resident, stream, spill;
     enum numoe_memory_policy memory_policy;
     enum cli_stats stats;
     bool seed_given;

@@ -27,6 +27,7 @@ struct report {
     uint64_t cgroup_most;             /* most that the cgroup was seen to hold while loading */
     struct numoe_bench_cell *cells;
     uint64_t cell_count;
+    uint64_t digest;     /* of the digests of all cells */
     double limit, worst; /* relative L2 */
     bool gpu_asked;
     struct numoe_gpu_report gpu;
@@ -78,7 +79,7 @@ static int measure(struct numoe *context, struct numoe_model *model,
     const uint32_t *tokens = values->tokens.count ? values->tokens.values : default_tokens;
     uint64_t kinds = values->tokens.count ? values->tokens.count : DEFAULT_TOKEN_COUNT;
     uint64_t layers = report->info.desc.layers;
-    struct numoe_bench *bench;
+    struct numoe_bench *bench = NULL;
     int code = CLI_OK;
 
     report->cells = calloc(layers * kinds, sizeof *report->cells);
@@ -86,8 +87,10 @@ static int measure(struct numoe *context, struct numoe_model *model,
         cli_error("run", "no room for the results of %" PRIu64 " layers", layers);
         return CLI_NO_ROOM;
     }
-    cli_progress("measuring the machine");
-    if (numoe_bench_create(context, numoe_model_kernels(model)->isa, &bench, &error))
+    if (!values->once)
+        cli_progress("measuring the machine");
+    if (!values->once &&
+        numoe_bench_create(context, numoe_model_kernels(model)->isa, &bench, &error))
         return cli_report("run", CLI_STAGE_WORK, &error);
     for (uint64_t i = 0; i < layers * kinds; i++) {
         struct numoe_bench_request request = {
@@ -107,6 +110,8 @@ static int measure(struct numoe *context, struct numoe_model *model,
             break;
         }
         report->cell_count++;
+        report->digest = numoe_bench_digest(report->digest, &report->cells[i].digest,
+                                            sizeof report->cells[i].digest);
         if (!(report->cells[i].rel_l2 <= report->worst))
             report->worst = report->cells[i].rel_l2;
     }
@@ -123,21 +128,28 @@ static void print_cells(const struct report *report)
            "of read bw   rel. L2\n");
     for (uint64_t i = 0; i < report->cell_count; i++) {
         const struct numoe_bench_cell *cell = &report->cells[i];
+        char fraction[32] = "-";
 
-        printf("%5" PRIu64 " %7" PRIu64 " %9.3f   (%.3f - %.3f)%*s %6.1f  %8.4f %7.1f  %10.3f  "
+        if (isfinite(cell->bandwidth_fraction))
+            snprintf(fraction, sizeof fraction, "%.3f", cell->bandwidth_fraction);
+        printf("%5" PRIu64 " %7" PRIu64 " %9.3f   (%.3f - %.3f)%*s %6.1f  %8.4f %7.1f  %10s  "
                "%8.2e%s\n",
                cell->layer, cell->tokens, cell->ms, cell->ms_p10, cell->ms_p90,
                17 - snprintf(NULL, 0, "(%.3f - %.3f)", cell->ms_p10, cell->ms_p90), "",
-               cell->experts_hit, cell->bytes / 1e9, cell->gbs, cell->bandwidth_fraction,
-               cell->rel_l2, cell->rel_l2 <= report->limit ? "" : "  WRONG");
+               cell->experts_hit, cell->bytes / 1e9, cell->gbs, fraction, cell->rel_l2,
+               cell->rel_l2 <= report->limit ? "" : "  WRONG");
         least = fmin(least, cell->read_gbs);
         most = fmax(most, cell->read_gbs);
     }
-    printf("\nread bandwidth of this machine, measured in turns with the rows: %.1f to %.1f GB/s\n",
-           least, most);
+    putchar('\n');
+    if (most > 0)
+        printf("read bandwidth of this machine, measured in turns with the rows: %.1f to %.1f "
+               "GB/s\n",
+               least, most);
     printf("check against float64: largest relative L2 %.2e, limit %.2e (%s): %s\n", report->worst,
            report->limit, cli_arithmetic_name(report->info.desc.arithmetic),
            report->worst <= report->limit ? "passed" : "FAILED");
+    printf("digest of the first outputs: %016" PRIx64 "\n", report->digest);
 }
 
 static void print_of_disk(const char *what, uint64_t bytes, uint64_t disk)
@@ -211,6 +223,7 @@ static json_t *json_of_report(const char *directory, const struct report *report
 {
     const struct numoe_model_info *info = &report->info;
     json_t *nodes = json_array(), *results = json_array();
+    char digest[17]; /* a string: JSON readers disagree on integers past 2^53 */
 
     for (uint32_t n = 0; n < info->node_count; n++) {
         const struct numoe_node_info *node = &report->nodes[n];
@@ -241,16 +254,19 @@ static json_t *json_of_report(const char *directory, const struct report *report
                       "bandwidth_fraction", cli_json_number(cell->bandwidth_fraction), "rel_l2",
                       cli_json_number(cell->rel_l2)));
     }
+    snprintf(digest, sizeof digest, "%016" PRIx64, report->digest);
     return json_pack(
-        "{s:o*, s:o, s:{s:s, s:s, s:I, s:I, s:I, s:I, s:I}, s:{s:s, s:I, s:s}, s:{s:I, s:o, s:s},"
-        " s:{s:I, s:I, s:I, s:I, s:I}, s:o, s:o, s:{s:o, s:o, s:b}}",
+        "{s:o*, s:o, s:{s:s, s:s, s:I, s:I, s:I, s:I, s:I}, s:{s:s, s:I, s:I, s:s}, s:{s:I, s:o, "
+        "s:s},"
+        " s:{s:I, s:I, s:I, s:I, s:I}, s:o, s:o, s:{s:o, s:o, s:b, s:s}}",
         "stats", report->stats_json, "gpu", cli_gpu_json(info, &report->stats, &report->gpu),
         "model", "directory", directory, "family", info->family, "layers",
         (json_int_t)info->desc.layers, "experts", (json_int_t)info->desc.experts,
         "experts_per_token", (json_int_t)info->desc.experts_per_token, "hidden",
         (json_int_t)info->desc.hidden, "intermediate", (json_int_t)info->desc.intermediate,
         "machine", "cpu", report->machine->cpu_model, "workers", (json_int_t)info->worker_count,
-        "kernels", info->kernels, "load", "bytes", (json_int_t)info->checkpoint_bytes, "seconds",
+        "workers_pinned", (json_int_t)report->stats.workers_pinned, "kernels", info->kernels,
+        "load", "bytes", (json_int_t)info->checkpoint_bytes, "seconds",
         cli_json_number(info->load_seconds), "io", info->io_path, "memory", "resident_bytes",
         (json_int_t)info->resident_bytes, "anonymous_bytes",
         (json_int_t)report->memory.anonymous_bytes, "peak_bytes",
@@ -258,19 +274,24 @@ static json_t *json_of_report(const char *directory, const struct report *report
         (json_int_t)cgroup_growth(report, report->memory.cgroup_bytes), "cgroup_growth_most_bytes",
         (json_int_t)cgroup_growth(report, report->cgroup_most), "nodes", nodes, "results", results,
         "check", "worst_rel_l2", cli_json_number(report->worst), "limit",
-        cli_json_number(report->limit), "passed", report->worst <= report->limit);
+        cli_json_number(report->limit), "passed", report->worst <= report->limit, "digest", digest);
 }
 
 static int run(const struct cli_values *values)
 {
     struct numoe_load_options load = NUMOE_LOAD_OPTIONS_INIT;
     struct numoe_error error = NUMOE_ERROR_INIT;
-    struct report report = {.info = {.size = sizeof report.info}};
+    struct report report = {.info = {.size = sizeof report.info},
+                            .digest = NUMOE_BENCH_DIGEST_INIT};
     struct numoe_model *model = NULL;
     struct numoe *context = NULL;
     FILE *trace = NULL;
     int code;
 
+    if (values->once && values->repeat) {
+        cli_error("run", "--once and --repeat contradict each other");
+        return CLI_USAGE;
+    }
     if (values->json && values->stats == CLI_STATS_PROMETHEUS) {
         cli_error("run", "--stats=prometheus does not go with --json; --stats does");
         return CLI_USAGE;
@@ -344,10 +365,10 @@ close:
 }
 
 static const enum cli_option options[] = {
-    CLI_TOKENS,   CLI_REPEAT,       CLI_ARITHMETIC, CLI_ISA,   CLI_PLAN, CLI_WORKERS,
-    CLI_TOPOLOGY, CLI_MEMORY,       CLI_SPILL,      CLI_NODES, CLI_CPUS, CLI_FORM,
-    CLI_OPTIMIZE, CLI_RESERVE_CPUS, CLI_KEEP_FREE,  CLI_SEED,  CLI_GPU,  CLI_STREAM,
-    CLI_STATS,    CLI_TRACE,        CLI_JSON,       CLI_END};
+    CLI_TOKENS,  CLI_REPEAT,   CLI_ONCE,         CLI_ARITHMETIC, CLI_ISA,   CLI_PLAN,
+    CLI_WORKERS, CLI_TOPOLOGY, CLI_MEMORY,       CLI_SPILL,      CLI_NODES, CLI_CPUS,
+    CLI_FORM,    CLI_OPTIMIZE, CLI_RESERVE_CPUS, CLI_KEEP_FREE,  CLI_SEED,  CLI_GPU,
+    CLI_STREAM,  CLI_STATS,    CLI_TRACE,        CLI_JSON,       CLI_END};
 
 const struct cli_verb cli_run = {
     .name = "run",
@@ -358,7 +379,9 @@ const struct cli_verb cli_run = {
         "memory nodes of this machine, and execute each MoE layer on random activations with\n"
         "random routing. Shows for each layer the time, the bytes of experts read and their\n"
         "share of the read bandwidth measured at the same time, the distance of some outputs\n"
-        "to a float64 reference, and what memory is used where. With --topology the plan is\n"
+        "to a float64 reference, and what memory is used where. The digest is of the bits of\n"
+        "the first outputs of every row: the same weights, plan, kernels, --seed and --tokens\n"
+        "give the same, on any machine and by any threads. With --topology the plan is\n"
         "made for that machine and executed on this one, unpinned. With --plan nothing is\n"
         "planned: nodes, CPUs and shares are those of the file, and a machine or model that is\n"
         "not what it was made for is refused. --tokens is 1,16 unless given.\n",

@@ -16,9 +16,10 @@ static void measuring(void *user, uint32_t done, uint32_t total, const char *wha
     cli_progress("measuring: %" PRIu32 " of %" PRIu32 ": %s", done, total, what);
 }
 
-static int measure(struct numoe_machine *machine)
+static int measure(struct numoe_machine *machine, uint64_t duration_s)
 {
-    struct numoe_calibrate_options options = {.progress = measuring};
+    struct numoe_calibrate_options options = {.progress = measuring,
+                                              .budget_ns = duration_s * 1000000000u};
     struct numoe_error error = NUMOE_ERROR_INIT;
     int rc = numoe_calibrate(machine, &options, &error);
 
@@ -51,13 +52,18 @@ static int run(const struct cli_values *values)
         return cli_report("topo", CLI_STAGE_OPTIONS, &error);
     if (numoe_machine_load(values->topology, &machine, &error))
         return cli_report("topo", CLI_STAGE_INPUT, &error);
+    if (values->duration_s && !values->measure) {
+        cli_error("topo", "--duration is how long --measure may take, which is missing");
+        code = CLI_USAGE;
+        goto out;
+    }
     if (values->measure && !machine->live) {
         cli_error("topo", "--measure is for this machine, not for one that --topology describes");
         code = CLI_USAGE;
         goto out;
     }
     if (values->measure)
-        code = measure(machine);
+        code = measure(machine, values->duration_s);
     if (!code && values->save && numoe_machine_save(machine, values->save, &error))
         code = cli_report(values->save, CLI_STAGE_WORK, &error);
     if (code)
@@ -82,7 +88,8 @@ out:
     return code;
 }
 
-static const enum cli_option options[] = {CLI_TOPOLOGY, CLI_MEASURE, CLI_SAVE, CLI_JSON, CLI_END};
+static const enum cli_option options[] = {CLI_TOPOLOGY, CLI_MEASURE, CLI_MEASURE_TIME,
+                                          CLI_SAVE,     CLI_JSON,    CLI_END};
 
 const struct cli_verb cli_topo = {
     .name = "topo",

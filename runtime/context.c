@@ -27,6 +27,11 @@ const struct numoe_log *numoe_context_log(const struct numoe *context)
     return &context->log;
 }
 
+const struct numoe_plan *numoe_context_workers(const struct numoe *context)
+{
+    return context->described ? NULL : context->plan;
+}
+
 struct numoe_gpu *numoe_context_gpu(const struct numoe *context)
 {
     return context->gpu;

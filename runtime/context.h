@@ -140,7 +140,7 @@ struct numoe_model {
 int numoe_context_make_plan(struct numoe *context, const struct numoe_options *options,
                             struct numoe_error *error);
 /* The plan of a model on the context's nodes and workers. */
-int numoe_context_plan(const struct numoe *context, const struct numoe_expert_shape *shape,
+int numoe_context_plan(struct numoe *context, const struct numoe_expert_shape *shape,
                        const struct numoe_range *range, struct numoe_plan **plan,
                        struct numoe_error *error);
 /* Free a model's plan, unless it is the context's. NULL is allowed. */

@@ -116,14 +116,25 @@ static void differences(const struct numoe_plan *plan, const struct numoe_expert
                 used ? "; " : "", fields[i].name, fields[i].plan, fields[i].model);
 }
 
-int numoe_context_plan(const struct numoe *context, const struct numoe_expert_shape *shape,
+int numoe_context_plan(struct numoe *context, const struct numoe_expert_shape *shape,
                        const struct numoe_range *range, struct numoe_plan **plan,
                        struct numoe_error *error)
 {
     char text[400];
+    int rc;
 
-    if (!context->plan_given)
-        return make(context, shape, range, plan, error);
+    if (!context->plan_given) {
+        /* before the turn is touched: a fork may have copied it locked */
+        if (numoe_pool_forked(context->pool))
+            return numoe_error_set(error, -ECHILD, "context",
+                                   "this process was forked from the one that opened it");
+        pthread_mutex_lock(&context->turn);
+        /* earlier models have taken memory since */
+        numoe_machine_refresh(context->machine);
+        rc = make(context, shape, range, plan, error);
+        pthread_mutex_unlock(&context->turn);
+        return rc;
+    }
     differences(context->plan, shape, range, text, sizeof text);
     if (*text)
         return numoe_error_set(error, -ESTALE, "plan", "it is for another model: %s", text);

@@ -74,6 +74,18 @@ static struct numoe_pool_worker *list_workers(const struct numoe *context, uint3
     return workers;
 }
 
+/* On CPUs without memory of their own, stacks and scratch come from where the experts do. A denied
+ * policy is told of when arenas are bound. */
+static void init_thread(void *user, uint32_t worker)
+{
+    const struct numoe *context = user;
+    const struct numoe_plan *plan = context->plan;
+    const struct numoe_plan_worker *of = &plan->workers[worker % plan->worker_count];
+
+    if (!context->described && !context->machine->pus[of->pu].node_is_near)
+        (void)numoe_memory_prefer(plan->nodes[of->plan_node].os_index);
+}
+
 int numoe_context_start_pool(struct numoe *context, const struct numoe_options *options,
                              struct numoe_error *error)
 {
@@ -101,6 +113,8 @@ int numoe_context_start_pool(struct numoe *context, const struct numoe_options *
     config.worker_count = count;
     config.lent_workers = context->lent_threads = options->lent_threads;
     config.workers = workers;
+    config.thread_init = init_thread;
+    config.thread_init_user = context;
     config.node_trip_ns = trips;
     config.node_count = context->plan->node_count;
     config.pin_caller = options->pin_caller && !context->described;

@@ -8,7 +8,7 @@
  * thread waits for the disk, and helps with packing when the disk is ahead.
  *
  * Memory beyond the model's own: the slots, at most SLOT_BYTES or SLOTS_MIN experts, whichever is
- * more, and 6 places of 16 bytes an expert.
+ * more, but no more than there is, and 6 places of 16 bytes an expert.
  *
  * SPDX-License-Identifier: Apache-2.0
  */
@@ -198,7 +198,7 @@ static int open_reader(struct load *l)
 
 static int make_slots(struct load *l)
 {
-    uint64_t each, count, i;
+    uint64_t each, count, room, i;
 
     /* Six windows at worst, each with less than a block lost on either side. */
     if (!numoe_round_up_u64(numoe_checkpoint_expert_bytes(l->ckpt) +
@@ -211,6 +211,15 @@ static int make_slots(struct load *l)
         count = SLOTS_MAX;
     if (count < SLOTS_MIN)
         count = SLOTS_MIN;
+    /* fewer where the experts leave little: one is enough, but reads then wait for packing */
+    room = numoe_memory_room();
+    if (each > room)
+        return numoe_error_set(l->error, -ENOMEM, NULL,
+                               "reading an expert takes %llu MiB, and %llu MiB of memory are left",
+                               (unsigned long long)(each >> 20) + 1,
+                               (unsigned long long)(room >> 20));
+    if (count > 1 && room / count < each)
+        count = room / each;
     if (!numoe_mul_u64(each, count, &l->memory_bytes))
         return numoe_error_set(l->error, -EOVERFLOW, NULL, "experts of %llu bytes are too large",
                                (unsigned long long)each);

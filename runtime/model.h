@@ -22,6 +22,8 @@ struct numoe_pool *numoe_context_pool(struct numoe *context);
 uint64_t numoe_context_spin_ns(const struct numoe *context);
 const struct numoe_machine *numoe_context_machine(const struct numoe *context);
 const struct numoe_log *numoe_context_log(const struct numoe *context);
+/* The plan that workers are pinned by; NULL when they are not: its machine is another one. */
+const struct numoe_plan *numoe_context_workers(const struct numoe *context);
 
 /* The placement of this model; node_count of it is how many runs an expert is stored in. */
 const struct numoe_plan *numoe_model_plan(const struct numoe_model *model);

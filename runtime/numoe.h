@@ -171,7 +171,8 @@ struct numoe_model_desc {
  * with numoe_expert_load; one that was never given computes as missing (see numoe_batch.skipped).
  * @return 0; -ENOSPC (does not fit: node, shortfall and what would help in the message), -EINVAL,
  *         -ENOTSUP (no kernel for the format), -EOVERFLOW, -ENOMEM, -ESTALE (the context's plan is
- *         for a model of another shape)
+ *         for a model of another shape), -ECHILD (in a process forked from
+ *         the one that opened the context)
  */
 int numoe_model_create(struct numoe *context, const struct numoe_model_desc *desc,
                        struct numoe_model **model, struct numoe_error *error);

@@ -64,6 +64,9 @@ enum memory_use {
 _Static_assert(MEMORY_USES == sizeof((struct numoe_schedule *)NULL)->memory / sizeof(struct grow),
                "a place for every use");
 
+/* Growth below this is not worth looking at what is free. */
+#define CHECKED_BYTES ((uint64_t)16 << 20)
+
 /* At least `bytes` at grow->data; what was there is kept. Zero bytes are fine. */
 static int grow_to(struct numoe_schedule *s, enum memory_use use, uint64_t bytes)
 {
@@ -77,6 +80,9 @@ static int grow_to(struct numoe_schedule *s, enum memory_use use, uint64_t bytes
     if (!numoe_add_u64(bytes, bytes / 2, &want) ||
         !numoe_round_up_u64(want, want > page ? page : 4096, &want) || want > SIZE_MAX / 2)
         return -EOVERFLOW;
+    /* the kernel promises what it has not, and kills who touches it */
+    if (bytes >= CHECKED_BYTES && bytes > numoe_memory_room())
+        return -ENOMEM;
     data = mmap(NULL, want, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1,
                 0);
     if (data == MAP_FAILED)

@@ -13,6 +13,9 @@
 
 #define MEMORY_HUGE_PAGE ((uint64_t)2 << 20)
 #define MEMORY_GIANT_PAGE ((uint64_t)1 << 30)
+/* Left over, on a node and in the cgroup, for page tables and for what the kernel keeps below its
+ * watermarks. */
+#define MEMORY_MARGIN ((uint64_t)32 << 20)
 
 struct numoe_memory {
     unsigned char *address;

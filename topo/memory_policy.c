@@ -71,6 +71,30 @@ int memory_unbind(const struct numoe_memory *memory, void *address, uint64_t byt
     return prefer(memory, address, bytes);
 }
 
+int numoe_memory_prefer(uint32_t os_node)
+{
+    unsigned long mask[MASK_LONGS] = {0};
+
+    if (os_node >= TOPO_MAX_NODES)
+        return -EINVAL;
+    mark(mask, os_node);
+    return set_mempolicy(MPOL_PREFERRED, mask, TOPO_MAX_NODES + 1) ? -errno : 0;
+}
+
+uint64_t numoe_memory_room(void)
+{
+    struct topo_cgroup cgroup;
+    uint64_t room = memory_available_anywhere(), granted;
+
+    topo_cgroup_find("", &cgroup);
+    granted = topo_cgroup_memory_left(&cgroup);
+    topo_cgroup_free(&cgroup);
+    room = granted < room ? granted : room;
+    if (room == UINT64_MAX)
+        return room;
+    return room > MEMORY_MARGIN ? room - MEMORY_MARGIN : 0;
+}
+
 uint64_t memory_available_anywhere(void)
 {
     struct topo_node_memory system;

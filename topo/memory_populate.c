@@ -21,9 +21,9 @@
 #endif
 
 enum { PAGE = 4096 };
-static const uint64_t chunk_bytes = (uint64_t)64 << 20;
-/* Left over for page tables and for what the kernel keeps below its watermarks. */
-static const uint64_t margin_bytes = (uint64_t)32 << 20;
+/* Several processes may look at the same free memory at once: four of them stay within the margin.
+ */
+static const uint64_t chunk_bytes = (uint64_t)8 << 20;
 
 int memory_fault_in(unsigned char *address, uint64_t bytes)
 {
@@ -52,7 +52,7 @@ static void touch(unsigned char *address, uint64_t bytes)
 /* Bytes of a chunk that are not resident; all when the system does not tell. */
 static uint64_t missing(unsigned char *address, uint64_t bytes)
 {
-    unsigned char resident[(64 << 20) / PAGE];
+    unsigned char resident[(8 << 20) / PAGE];
     uint64_t count = 0, pages = bytes / PAGE;
 
     if (mincore(address, bytes, resident))
@@ -73,18 +73,18 @@ static int check(struct numoe_memory *memory, unsigned char *address, uint64_t b
     memory_available(memory, &node, &cgroup);
     if (memory->os_node != NUMOE_NONE)
         snprintf(name, sizeof name, "node %u", memory->os_node);
-    if (pending + margin_bytes > cgroup)
+    if (pending + MEMORY_MARGIN > cgroup)
         return numoe_error_set(error, -ENOMEM, name,
                                "the cgroup's memory limit leaves %s, but %s are about to be used "
                                "on %s",
                                topo_bytes(have, cgroup), topo_bytes(need, pending), name);
-    if (pending + margin_bytes > node && memory->spill &&
-        pending + margin_bytes <= memory_available_anywhere() &&
+    if (pending + MEMORY_MARGIN > node && memory->spill &&
+        pending + MEMORY_MARGIN <= memory_available_anywhere() &&
         !memory_unbind(memory, address, bytes)) {
         atomic_fetch_add_explicit(&memory->spilled, bytes, memory_order_relaxed);
         return 0;
     }
-    if (pending + margin_bytes > node)
+    if (pending + MEMORY_MARGIN > node)
         return numoe_error_set(error, -ENOMEM, name,
                                "%s has %s free, but %s are about to be used there", name,
                                topo_bytes(have, node), topo_bytes(need, pending));

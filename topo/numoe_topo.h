@@ -37,7 +37,7 @@ enum numoe_node_kind {
 struct numoe_node {
     uint32_t os_index;
     enum numoe_node_kind kind;
-    bool allowed;            /**< the process may allocate there */
+    bool allowed;            /**< the process may allocate there, if there is memory */
     uint32_t domain;         /**< memory domain: nodes that share channels */
     uint32_t package;        /**< dense package index, or NUMOE_NONE */
     uint32_t beside;         /**< not DRAM: the DRAM node of the same CPUs, or NUMOE_NONE */
@@ -85,7 +85,8 @@ struct numoe_pair_speed {
     double latency_ns;      /**< of a dependent load that misses all caches; 0: not measured */
 };
 
-/** A machine. Plain data; read only after numoe_machine_load. */
+/** A machine. Plain data; read only after numoe_machine_load, save for the functions that say so.
+ */
 struct numoe_machine {
     char *source; /**< "live", the file or directory, or the synthetic string */
     bool live;
@@ -127,6 +128,10 @@ struct numoe_machine {
 int numoe_machine_load(const char *source, struct numoe_machine **machine,
                        struct numoe_error *error);
 void numoe_machine_free(struct numoe_machine *machine);
+
+/** Read anew what is free on the nodes of a live machine and in the cgroup; nothing else changes,
+ *  and nothing of a machine that is not live. */
+void numoe_machine_refresh(struct numoe_machine *machine);
 
 /** Text for people. */
 void numoe_machine_print(const struct numoe_machine *machine, FILE *out);
@@ -527,6 +532,18 @@ uint64_t numoe_memory_bytes(const struct numoe_memory *memory);
  */
 int numoe_memory_populate(struct numoe_memory *memory, uint64_t offset, uint64_t bytes,
                           struct numoe_error *error);
+
+/** Bytes that this process may still take, of the system's memory and of what its cgroup grants,
+ *  when 32 MiB are left; UINT64_MAX: not known. What overcommit promises beyond is a kill. */
+uint64_t numoe_memory_room(void);
+
+/**
+ * What the calling thread touches first from now on comes from a node, while that has room. For
+ * threads on CPUs without memory of their own: where the kernel takes it from then is not where a
+ * plan does, but rather from a node without CPUs.
+ * @return 0; -EINVAL no such node, or not allowed; -EPERM, -ENOSYS
+ */
+int numoe_memory_prefer(uint32_t os_node);
 
 /** Sample where pages are (move_pages) and how large they are. */
 void numoe_memory_inspect(const struct numoe_memory *memory, struct numoe_memory_report *report);

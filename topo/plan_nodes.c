@@ -37,6 +37,8 @@ static int choose_named(struct plan_build *build, bool *used, struct numoe_error
         if (!machine->nodes[node].allowed)
             return numoe_error_set(error, -EINVAL, where,
                                    "memory node %u is not allowed for this process", os);
+        if (machine->live && !machine->nodes[node].capacity_bytes)
+            return numoe_error_set(error, -EINVAL, where, "memory node %u has no memory", os);
         if (machine->nodes[node].kind == NUMOE_NODE_GPU)
             return numoe_error_set(error, -EINVAL, where,
                                    "memory node %u is a GPU's memory, which holds no experts", os);

@@ -49,6 +49,10 @@ static void restrict_nodes(struct numoe_machine *machine)
     for (uint32_t i = 0; i < machine->node_count; i++) {
         uint32_t os = machine->nodes[i].os_index;
 
+        if (!machine->nodes[i].capacity_bytes) {
+            machine->nodes[i].allowed = true; /* in no task's mask, but not by a cpuset */
+            continue;
+        }
         if (!(mask[os / LONG_BITS] >> os % LONG_BITS & 1))
             machine->nodes[i].allowed = false;
     }
@@ -70,7 +74,8 @@ void topo_live_allowed(hwloc_topology_t topology, struct numoe_machine *machine)
         restrict_nodes(machine);
 }
 
-static void node_memory(struct numoe_machine *machine, struct numoe_node *node, bool single)
+/* @return whether the system tells */
+static bool node_memory(struct numoe_node *node, bool single)
 {
     struct topo_node_memory memory, system;
     bool known = topo_system_node("", node->os_index, &memory);
@@ -84,29 +89,50 @@ static void node_memory(struct numoe_machine *machine, struct numoe_node *node, 
             memory.free_bytes = system.free_bytes;
         known = true;
     }
-    if (!known) {
-        (void)topo_note(&machine->notes, &machine->note_count,
-                        "free memory of node %u is not known", node->os_index);
-        return;
-    }
+    if (!known)
+        return false;
     node->capacity_bytes = memory.total_bytes;
     node->free_bytes =
         memory.free_bytes < memory.total_bytes ? memory.free_bytes : memory.total_bytes;
     node->huge_2m_free = memory.huge_2m_free;
     node->huge_1g_free = memory.huge_1g_free;
+    return true;
 }
 
-void topo_live_memory(struct numoe_machine *machine)
+/* @return number of nodes of which the system tells nothing; first: one of them */
+static uint32_t read_memory(struct numoe_machine *machine, uint32_t *first)
 {
     struct topo_cgroup cgroup;
     bool single = machine->node_count == 1 && topo_system_single_node("");
+    uint32_t unknown = 0;
 
     for (uint32_t i = 0; i < machine->node_count; i++)
-        node_memory(machine, &machine->nodes[i], single);
+        if (!node_memory(&machine->nodes[i], single) && !unknown++)
+            *first = machine->nodes[i].os_index;
     topo_cgroup_find("", &cgroup);
     machine->cgroup_bytes = topo_cgroup_memory_left(&cgroup);
     machine->cpu_quota = topo_cgroup_cpus(&cgroup);
     topo_cgroup_free(&cgroup);
+    return unknown;
+}
+
+void numoe_machine_refresh(struct numoe_machine *machine)
+{
+    uint32_t first;
+
+    if (machine->live)
+        (void)read_memory(machine, &first);
+}
+
+void topo_live_memory(struct numoe_machine *machine)
+{
+    uint32_t first = 0, unknown = read_memory(machine, &first);
+
+    if (unknown)
+        (void)topo_note(&machine->notes, &machine->note_count,
+                        unknown > 1 ? "free memory of node %u and others is not known"
+                                    : "free memory of node %u is not known",
+                        first);
     if (access("/sys/devices/system/node", F_OK))
         (void)topo_note(&machine->notes, &machine->note_count,
                         "the system tells nothing of NUMA nodes: taken as one node");
