@@ -77,6 +77,8 @@ enum { NUMOE_POOL_TICKET_OPEN = 1, NUMOE_POOL_TICKET_CANCELLED = 2, NUMOE_POOL_T
 struct numoe_pool_clock {
     /* Written by whoever wakes the worker. */
     alignas(NUMOE_POOL_LINE) _Atomic uint64_t woken_ns;
+    /* Written by readers: the most time parked that any was told. */
+    _Atomic uint64_t parked_told;
 
     /* Written by the worker alone, read by numoe_pool_stats. */
     alignas(NUMOE_POOL_LINE) _Atomic uint64_t busy_ns;

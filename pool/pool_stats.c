@@ -142,23 +142,36 @@ void numoe_pool_clock_awake(struct numoe_pool_hand *hand, uint64_t began)
 
 /* ---- reading --------------------------------------------------------------------------------- */
 
-static uint64_t parked_ns(const struct numoe_pool_clock *clock)
+/* A worker that reads its clock and is then held up before it writes has slept less, by what it
+ * writes, than a reader saw meanwhile. So what was told once is the least of what is told later. */
+static uint64_t never_less(struct numoe_pool_clock *clock, uint64_t parked)
+{
+    uint64_t told = load(&clock->parked_told);
+
+    while (parked > told)
+        if (atomic_compare_exchange_weak_explicit(&clock->parked_told, &told, parked,
+                                                  memory_order_relaxed, memory_order_relaxed))
+            return parked;
+    return told;
+}
+
+static uint64_t parked_ns(struct numoe_pool_clock *clock)
 {
     uint64_t word, now;
 
     /* A word that is the same before and after reading the clock was the worker's at that time. */
     do {
-        word = atomic_load_explicit((_Atomic uint64_t *)&clock->parked, memory_order_acquire);
+        word = atomic_load_explicit(&clock->parked, memory_order_acquire);
         now = numoe_pool_os_now_ns();
     } while (load(&clock->parked) != word);
-    return (word & 1 ? (word >> 1) + now : word >> 1) & UINT64_MAX >> 1;
+    return never_less(clock, (word & 1 ? (word >> 1) + now : word >> 1) & UINT64_MAX >> 1);
 }
 
 int numoe_pool_stats(const struct numoe_pool *pool, uint32_t worker,
                      struct numoe_pool_worker_stats *stats)
 {
     const struct numoe_pool_worker_slot *slot;
-    const struct numoe_pool_clock *clock;
+    struct numoe_pool_clock *clock;
 
     if (!pool || !stats || worker >= pool->worker_count)
         return -EINVAL;

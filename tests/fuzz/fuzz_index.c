@@ -108,13 +108,12 @@ static void plan_model(const struct numoe_model_desc *desc)
     static struct numoe_machine *machine;
     struct numoe_plan_request request = NUMOE_PLAN_REQUEST_INIT;
     struct numoe_error error = NUMOE_ERROR_INIT;
-    struct numoe_slice_shape shape;
     struct numoe_plan *plan;
     int rc;
 
     if (!machine)
         check_that(!numoe_machine_load("pack:2 [numa(memory=16GB)] core:3 pu:2", &machine, &error));
-    rc = numoe_model_shapes(desc, &shape, &request.shape, &error);
+    rc = numoe_model_expert_shape(desc, &request.shape, &error);
     if (rc) {
         fuzz_check_error(rc, &error);
         return;

@@ -842,6 +842,7 @@ Test(forward_plan, another_machine_or_model_is_refused, .timeout = 60)
     options.cpu_count = 1;
     cr_assert_eq(numoe_open(&options, &context, &error), -EINVAL);
     options.cpus = NULL;
+    options.cpu_count = 0;
     options.reserved_cpus = &cpu;
     options.reserved_count = 1;
     cr_assert_eq(numoe_open(&options, &context, &error), -EINVAL);

@@ -220,8 +220,8 @@ static inline void check_layer(const struct numoe_plan *plan, uint64_t l, uint64
             shard = next > before ? plan->nodes[n].shard : shard;
             before = next;
         }
-        check_that(before == held ? range->end_slice : range->first_slice);
-        check_that(held == shard != NUMOE_NONE);
+        check_that(before == (held ? range->end_slice : range->first_slice));
+        check_that(held == (shard != NUMOE_NONE));
         if (held)
             experts[shard]++;
     }

@@ -152,7 +152,7 @@ Test(memory_node, spilling_ends_with_the_machine)
     atomic_store(&memory->pending, 0);
     cr_expect_eq(numoe_memory_populate(memory, 0, 4 * MIB, &error), 0, "%s", error.message);
     numoe_memory_destroy(memory);
-    request.bytes = (uint64_t)1 << 46;
+    request.bytes = (uint64_t)1 << 42;
     cr_expect_eq(numoe_memory_create(&request, &memory, &error), -ENOMEM);
     cr_expect(strstr(error.message, "the machine has"), "%s", error.message);
 }
