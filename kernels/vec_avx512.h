@@ -217,13 +217,14 @@ INL vi vi_shift_right_16(vi v, int bits)
 
 #ifdef __AVX512BF16__
 /* Nibble `step` of each half of every word as the bf16 that the E2M1 code means. The look-up takes
- * five index bits, the fifth being a neighbour's, so the table holds its sixteen values twice. */
+ * five index bits, the fifth being a neighbour's, so the table holds its sixteen values twice. -0
+ * becomes 0: what a scale is added to must have an exponent, or be no number but 0. */
 INL vi vi_lookup_bf16(vi v, int step)
 {
     static const uint16_t table[32] = {
-        0x0000, 0x3F00, 0x3F80, 0x3FC0, 0x4000, 0x4040, 0x4080, 0x40C0, 0x8000, 0xBF00, 0xBF80,
+        0x0000, 0x3F00, 0x3F80, 0x3FC0, 0x4000, 0x4040, 0x4080, 0x40C0, 0x0000, 0xBF00, 0xBF80,
         0xBFC0, 0xC000, 0xC040, 0xC080, 0xC0C0, 0x0000, 0x3F00, 0x3F80, 0x3FC0, 0x4000, 0x4040,
-        0x4080, 0x40C0, 0x8000, 0xBF00, 0xBF80, 0xBFC0, 0xC000, 0xC040, 0xC080, 0xC0C0};
+        0x4080, 0x40C0, 0x0000, 0xBF00, 0xBF80, 0xBFC0, 0xC000, 0xC040, 0xC080, 0xC0C0};
     return _mm512_permutexvar_epi16(vi_shift_right_16(v, 4 * step), vi_load(table));
 }
 
