@@ -156,7 +156,7 @@ const struct numoe_kernels *numoe_kernels_select(enum numoe_arithmetic arithmeti
 {
     size_t named;
 
-    if (arithmetic < 1 || arithmetic > NUMOE_ARITHMETICS) {
+    if ((int)arithmetic < 1 || (int)arithmetic > NUMOE_ARITHMETICS) {
         numoe_error_set(error, -EINVAL, "arithmetic", "mode %d is not known", (int)arithmetic);
         return NULL;
     }

@@ -195,8 +195,12 @@ typedef void many_dots_fn(uint64_t groups, const uint8_t *tiles, const uint8_t *
                           struct ahead ahead);
 MANY_CASE(1)
 MANY_CASE(2)
+#if MANY_BLOCK > 2
 MANY_CASE(3)
+#endif
+#if MANY_BLOCK > 3
 MANY_CASE(4)
+#endif
 #if MANY_BLOCK > 4
 MANY_CASE(5)
 #endif
@@ -216,7 +220,13 @@ MANY_CASE(12)
 #undef MANY_CASE
 
 static many_dots_fn *const many_by_tokens[] = {
-    many_dots_1, many_dots_2,  many_dots_3,  many_dots_4,
+    many_dots_1, many_dots_2,
+#if MANY_BLOCK > 2
+    many_dots_3,
+#endif
+#if MANY_BLOCK > 3
+    many_dots_4,
+#endif
 #if MANY_BLOCK > 4
     many_dots_5,
 #endif

@@ -230,7 +230,7 @@ int topo_machine_try(const struct topo_source *source, struct numoe_machine **ma
                      struct numoe_error *error)
 {
     struct answer answer = {.rc = 0};
-    struct child child;
+    struct child child = {.in = -1};
     char *text = NULL;
     bool answered;
     int rc = start(source, &child, error);
