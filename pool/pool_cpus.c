@@ -6,8 +6,13 @@
  * then moves the threads, also pinned ones, and nothing is told. So a worker that is about to sleep
  * looks whether it is still on its CPU; if not it is counted as unpinned, with ENODEV, until it is
  * found there again (the kernel puts it back when it can). A worker without a CPU of its own looks,
- * no more than once a second for the whole pool, how many CPUs it may use. With more workers than
- * CPUs the pool spins shortly and, if nobody is pinned, wakes no more workers than there are CPUs.
+ * no more than once a second for the whole pool, how many CPUs it may use; and those who sleep with
+ * the rest are woken one a second, by the callers, to look.
+ *
+ * With more workers than CPUs the pool spins shortly, and a worker has a rank: REGULAR, woken
+ * whenever there is work for it: of those pinned to one CPU the first, of those that are not pinned
+ * as many as there are CPUs left; RESERVE, the next one, woken for jobs that the caller does not
+ * work on itself; SURPLUS, not woken. Worker 0, the caller, is always regular.
  *
  * What a worker notes is its own slot's; the counting is done by one at a time (`watching`). The
  * caller that has the seat next tells of it through the log (`cpus_changed`).
@@ -60,11 +65,14 @@ int numoe_pool_masks_create(struct numoe_pool *pool)
     pool->mask_saved = numoe_pool_os_memory(1, size);
     pool->mask_pinned = numoe_pool_os_memory(1, size);
     pool->mask_counted = numoe_pool_os_memory(1, size);
-    return pool->mask_saved && pool->mask_pinned && pool->mask_counted ? 0 : ENOMEM;
+    pool->mask_taken = numoe_pool_os_memory(1, size);
+    return pool->mask_saved && pool->mask_pinned && pool->mask_counted && pool->mask_taken ? 0
+                                                                                           : ENOMEM;
 }
 
 void numoe_pool_masks_destroy(struct numoe_pool *pool)
 {
+    free(pool->mask_taken);
     free(pool->mask_counted);
     free(pool->mask_pinned);
     free(pool->mask_saved);
@@ -121,33 +129,77 @@ void numoe_pool_unpin_caller(struct numoe_pool *pool)
 
 /* ---- counting -------------------------------------------------------------------------------- */
 
+/* The CPU that a worker has for itself; the caller's is the one it was given, pinned or not.
+ * UINT32_MAX: none. */
+static uint32_t place(const struct numoe_pool *pool, uint32_t worker)
+{
+    const struct numoe_pool_worker_slot *slot = &pool->workers[worker];
+
+    if (worker == 0)
+        return slot->os_cpu < pool->mask_size * 8 ? slot->os_cpu : UINT32_MAX;
+    return is_pinned(slot) ? slot->os_cpu : UINT32_MAX;
+}
+
+/* Whether the worker has a place and is the first who takes it. */
+static bool take(struct numoe_pool *pool, uint32_t worker)
+{
+    uint32_t cpu = place(pool, worker);
+
+    if (cpu == UINT32_MAX || CPU_ISSET_S(cpu, pool->mask_size, pool->mask_taken))
+        return false;
+    CPU_SET_S(cpu, pool->mask_size, pool->mask_taken);
+    return true;
+}
+
+/* @return whether a rank has changed */
+static bool rank_workers(struct numoe_pool *pool, bool crowded, uint32_t cpus)
+{
+    uint32_t taken = 0, floating = 0, regulars = 0, next = NUMOE_POOL_RESERVE;
+    bool changed = false;
+
+    memset(pool->mask_taken, 0, pool->mask_size);
+    for (uint32_t w = 0; w < pool->worker_count; w++)
+        taken += take(pool, w);
+    memset(pool->mask_taken, 0, pool->mask_size);
+    for (uint32_t w = 0; w < pool->worker_count; w++) {
+        bool regular = take(pool, w);
+        uint32_t rank = NUMOE_POOL_REGULAR;
+
+        if (place(pool, w) == UINT32_MAX)
+            regular = taken + floating++ < cpus;
+        if (crowded && w > 0 && !regular) {
+            rank = next;
+            next = NUMOE_POOL_SURPLUS;
+        }
+        regulars += rank == NUMOE_POOL_REGULAR;
+        /* Pairs with the loads in park (pool_park.c). */
+        changed |=
+            atomic_exchange_explicit(&pool->workers[w].rank, rank, memory_order_seq_cst) != rank;
+    }
+    atomic_store_explicit(&pool->regulars, regulars, memory_order_relaxed);
+    return changed;
+}
+
 static bool count_cpus(struct numoe_pool *pool)
 {
     uint64_t spin_ns = pool->spin_wanted_ns;
     cpu_set_t *mask = pool->mask_counted;
-    uint32_t cpus, limit = UINT32_MAX, before;
-    bool any_pinned = false;
+    uint32_t cpus, before;
+    bool crowded;
 
     if (numoe_pool_os_get_affinity(pool->mask_size, mask))
         memset(mask, 0, pool->mask_size);
-    for (uint32_t w = 0; w < pool->worker_count; w++) {
-        const struct numoe_pool_worker_slot *slot = &pool->workers[w];
-        if (!is_pinned(slot))
-            continue;
-        CPU_SET_S(slot->os_cpu, pool->mask_size, mask);
-        any_pinned = true;
-    }
+    for (uint32_t w = 0; w < pool->worker_count; w++)
+        if (is_pinned(&pool->workers[w]))
+            CPU_SET_S(pool->workers[w].os_cpu, pool->mask_size, mask);
     cpus = (uint32_t)CPU_COUNT_S(pool->mask_size, mask);
-    if (cpus != 0 && pool->worker_count > cpus) {
-        if (spin_ns > CROWDED_SPIN_NS)
-            spin_ns = CROWDED_SPIN_NS;
-        /* Pinned workers that are awake may all be on one CPU: then no number is enough. */
-        if (!any_pinned)
-            limit = cpus;
-    }
+    crowded = cpus != 0 && pool->worker_count > cpus;
+    if (crowded && spin_ns > CROWDED_SPIN_NS)
+        spin_ns = CROWDED_SPIN_NS;
     /* Advice to workers; which of two values one of them sees makes no difference. */
     atomic_store_explicit(&pool->spin_ns, spin_ns, memory_order_relaxed);
-    atomic_store_explicit(&pool->awake_limit, limit, memory_order_relaxed);
+    if (rank_workers(pool, crowded, cpus))
+        numoe_pool_wake_all(pool); /* to sleep again by their rank */
     before = atomic_exchange_explicit(&pool->cpus, cpus, memory_order_relaxed);
     return before != cpus;
 }
@@ -225,10 +277,27 @@ void numoe_pool_tell_refusals(const struct numoe_pool *pool)
     }
 }
 
+/* Those who sleep do not see that CPUs have come back. */
+static void nudge(struct numoe_pool *pool)
+{
+    uint64_t now;
+
+    if (pool->threads == 0 ||
+        atomic_load_explicit(&pool->regulars, memory_order_relaxed) == pool->worker_count)
+        return;
+    now = numoe_pool_os_now_ns();
+    if (now < pool->nudge_ns)
+        return;
+    pool->nudge_ns = now + WATCH_NS;
+    pool->nudged = pool->nudged % pool->threads + 1;
+    numoe_pool_wake_one(pool, pool->nudged);
+}
+
 void numoe_pool_tell_changes(struct numoe_pool *pool)
 {
     uint32_t gone = 0, first = 0;
 
+    nudge(pool);
     if (!atomic_load_explicit(&pool->cpus_changed, memory_order_relaxed))
         return;
     atomic_store_explicit(&pool->cpus_changed, false, memory_order_relaxed);

@@ -220,7 +220,7 @@ int numoe_pool_create(const struct numoe_pool_config *config, struct numoe_pool 
     atomic_store_explicit(&pool->seq, pool->base << 1, memory_order_relaxed);
     pool->spin_wanted_ns = taken.spin_ns;
     atomic_store_explicit(&pool->spin_ns, taken.spin_ns, memory_order_relaxed);
-    atomic_store_explicit(&pool->awake_limit, UINT32_MAX, memory_order_relaxed);
+    atomic_store_explicit(&pool->regulars, taken.worker_count, memory_order_relaxed);
 
     pool->workers =
         numoe_pool_os_lines(taken.worker_count * sizeof *pool->workers, NUMOE_POOL_LINE);

@@ -23,7 +23,7 @@
  *                                      was claimed, by anyone, as a whole: compare-and-swap from
  *                                      less to `number`. 64 bits, never falls: no ABA.
  *   worker.range                       pool_range.h
- *   worker.state, sleepers             pool_park.c
+ *   worker.state, sleepers, wanted     pool_park.c
  *   worker.lender, absent              pool_lend.c
  *   cancelled, tickets                 pool_cancel.c
  *   joins                              pool_tree.c
@@ -67,8 +67,15 @@ enum {
 _Static_assert(NUMOE_POOL_MAX_PHASES == 8, "phase numbers use three bits");
 _Static_assert(NUMOE_POOL_MAX_ITEMS <= NUMOE_POOL_RANGE_MASK, "an end fits in a range word");
 
-/* ABSENT: no thread is lent for the worker. */
-enum numoe_pool_state { NUMOE_POOL_AWAKE, NUMOE_POOL_SLEEPING, NUMOE_POOL_ABSENT };
+/* SPARE: sleeps, and is one that is not worth waking. ABSENT: no thread is lent for the worker. */
+enum numoe_pool_state {
+    NUMOE_POOL_AWAKE,
+    NUMOE_POOL_SLEEPING,
+    NUMOE_POOL_SPARE,
+    NUMOE_POOL_ABSENT
+};
+/* Whether a worker has a CPU to be woken for; the RESERVE takes worker 0's while that is away. */
+enum numoe_pool_rank { NUMOE_POOL_REGULAR, NUMOE_POOL_RESERVE, NUMOE_POOL_SURPLUS };
 enum numoe_pool_lender { NUMOE_POOL_FREE, NUMOE_POOL_LENT, NUMOE_POOL_RECALLED };
 /* Of an entry of pool->tickets; a ticket is a multiple of 8. */
 enum { NUMOE_POOL_TICKET_OPEN = 1, NUMOE_POOL_TICKET_CANCELLED = 2, NUMOE_POOL_TICKET_BITS = 7 };
@@ -98,7 +105,7 @@ struct numoe_pool_worker_slot {
 
     /* Rarely written: publishers look at it each time and should hit their own cache. */
     alignas(NUMOE_POOL_LINE) _Atomic uint32_t state;
-    _Atomic uint32_t lender;
+    _Atomic uint32_t lender, rank;
     uint32_t os_cpu;                 /* UINT32_MAX: not pinned */
     uint32_t kin;                    /* which list of victims */
     uint32_t leaf;                   /* of the join tree, where this worker's share is counted */
@@ -152,6 +159,7 @@ struct numoe_pool {
 
     /* Written when workers park and wake. */
     alignas(NUMOE_POOL_LINE) _Atomic uint32_t sleepers;
+    _Atomic uint32_t wanted;  /* sleepers that are not spare */
     _Atomic uint32_t absent;  /* workers for which no thread is lent */
     _Atomic uint32_t started; /* threads that are set up */
     _Atomic uint32_t lenders; /* threads inside numoe_pool_lend */
@@ -161,11 +169,13 @@ struct numoe_pool {
     _Atomic uint32_t turn_now;
     uint64_t base; /* of the next job; the pending one, if any, has base - 8 */
     uint32_t chaos_turn;
-    bool pin_told; /* a refused pin of the caller was logged */
+    uint32_t nudged;   /* the worker that was last woken to look at its CPUs */
+    uint64_t nudge_ns; /* when to wake another */
+    bool pin_told;     /* a refused pin of the caller was logged */
 
     /* Constant, or nearly so: what is atomic here changes when CPUs come and go (pool_cpus.c). */
     alignas(NUMOE_POOL_LINE) uint32_t worker_count;
-    _Atomic uint32_t awake_limit; /* most workers worth having awake; UINT32_MAX: no limit */
+    _Atomic uint32_t regulars; /* workers of that rank */
     _Atomic uint64_t spin_ns;
     uint64_t spin_wanted_ns; /* when there are CPUs enough */
     uint64_t wake_ns;
@@ -186,7 +196,7 @@ struct numoe_pool {
     pid_t pid;
     bool pin_caller;
     size_t mask_size; /* of each mask, in bytes */
-    cpu_set_t *mask_saved, *mask_pinned, *mask_counted;
+    cpu_set_t *mask_saved, *mask_pinned, *mask_counted, *mask_taken;
     _Atomic uint64_t watch_ns; /* when to count CPUs again */
     _Atomic uint32_t cpus;     /* as counted last; 0: not known */
     _Atomic bool watching;     /* somebody counts */
@@ -425,7 +435,9 @@ static inline uint32_t numoe_pool_state(const struct numoe_pool *pool, uint32_t 
 }
 static inline bool numoe_pool_asleep(const struct numoe_pool *pool, uint32_t worker)
 {
-    return numoe_pool_state(pool, worker) == NUMOE_POOL_SLEEPING;
+    uint32_t state = numoe_pool_state(pool, worker);
+
+    return state == NUMOE_POOL_SLEEPING || state == NUMOE_POOL_SPARE;
 }
 static inline bool numoe_pool_awake(const struct numoe_pool *pool, uint32_t worker)
 {
@@ -443,7 +455,7 @@ void numoe_pool_wake(struct numoe_pool *pool, uint64_t seq);
 void numoe_pool_wake_caller(struct numoe_pool *pool);
 /** If it sleeps. */
 void numoe_pool_wake_one(struct numoe_pool *pool, uint32_t worker);
-/** After STOP. */
+/** After STOP, or when ranks have changed. */
 void numoe_pool_wake_all(struct numoe_pool *pool);
 
 /* pool_stats.c */

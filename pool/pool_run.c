@@ -80,19 +80,37 @@ static int check_job(const struct numoe_pool *pool, const struct numoe_pool_job 
     return 0;
 }
 
-/* Copy the shares of phase p. @return whether fewer workers begin with items than could. */
-static bool copy_first(struct numoe_pool *pool, uint32_t p, const struct numoe_pool_phase *phase)
+static bool is_regular(const struct numoe_pool *pool, uint32_t worker)
+{
+    return atomic_load_explicit(&pool->workers[worker].rank, memory_order_relaxed) ==
+           NUMOE_POOL_REGULAR;
+}
+
+/* Copy the shares of phase p. @return how many of the workers worth waking begin with items */
+static uint32_t copy_first(struct numoe_pool *pool, uint32_t p,
+                           const struct numoe_pool_phase *phase)
 {
     _Atomic uint32_t *first = pool->first + (size_t)p * (pool->worker_count + 1);
     uint32_t with_items = 0;
-    uint32_t could = phase->items < pool->worker_count ? phase->items : pool->worker_count;
 
     for (uint32_t w = 0; w <= pool->worker_count; w++) {
         /* Pairs with the loads in numoe_pool_share. */
         atomic_store_explicit(&first[w], phase->first[w], memory_order_release);
-        with_items += w < pool->worker_count && phase->first[w] < phase->first[w + 1];
+        with_items +=
+            w < pool->worker_count && phase->first[w] < phase->first[w + 1] && is_regular(pool, w);
     }
-    return with_items < could;
+    return with_items;
+}
+
+/* The flags of a phase's info that say how its shares are and whom they concern. */
+static uint64_t share_out(struct numoe_pool *pool, uint32_t p, const struct numoe_pool_phase *phase)
+{
+    uint32_t regulars = atomic_load_explicit(&pool->regulars, memory_order_relaxed);
+    uint32_t could = phase->items < regulars ? phase->items : regulars;
+
+    if (!phase->first) /* with others about, shares mostly fall to those */
+        return regulars < pool->worker_count && phase->items > 1 ? NUMOE_POOL_INFO_CROWD : 0;
+    return NUMOE_POOL_INFO_FIRST | (copy_first(pool, p, phase) < could ? NUMOE_POOL_INFO_CROWD : 0);
 }
 
 /*
@@ -114,11 +132,7 @@ static uint64_t publish(struct numoe_pool *pool, const struct numoe_pool_job *jo
         if (phase->items == 0)
             continue;
         info[p] = phase->items | (uint64_t)phase->item_ns << NUMOE_POOL_INFO_TIME;
-        if (phase->first) {
-            info[p] |= NUMOE_POOL_INFO_FIRST;
-            if (copy_first(pool, p, phase))
-                info[p] |= NUMOE_POOL_INFO_CROWD;
-        }
+        info[p] |= share_out(pool, p, phase);
         if (submitted)
             info[p] |= NUMOE_POOL_INFO_SUBMITTED;
         if (previous < NUMOE_POOL_MAX_PHASES)

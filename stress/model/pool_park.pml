@@ -3,12 +3,13 @@
  * Model of pool/pool_park.c with the phases of pool_run.c.
  *
  * WORKERS workers, worker 0 being the caller; JOBS jobs of two phases. A phase has 1 or 2 items,
- * which anyone may take, and an arbitrary non-empty set of workers whose shares are not empty:
- * only those are woken, and only until LIMIT workers are awake. A job is run (worker 0 works) or
+ * which anyone may take, and an arbitrary non-empty set of workers whose shares are not empty: only
+ * those are woken. The workers of SPARE (a bit each) are not woken for a phase. With SHORT 1
+ * phases are short: nobody is woken for them if anybody is awake. A job is run (worker 0 works) or
  * submitted (the others must do it alone; the caller looks at seq only). With -DLENT the last worker
- * is a thread of the application's (pool/pool_lend.c), which comes and goes LENT times. Futexes are modelled with
- * their own queue and the kernel's comparison. Spin time is arbitrary: a worker may park at any
- * moment when it finds nothing.
+ * is a thread of the application's (pool/pool_lend.c), which comes and goes LENT times. Futexes are
+ * modelled with their own queue and the kernel's comparison. Spin time is arbitrary: a worker may
+ * park at any moment when it finds nothing.
  *
  * Checked: no invalid end state (all jobs are done, all threads end), every item is counted,
  * sleepers and absent are right at the end and never negative.
@@ -17,7 +18,7 @@
  *
  * Must fail: -DNO_SECOND_LOOK (a worker does not look at seq again after announcing itself) and
  * -DLATE_ANNOUNCE (it announces itself after that look) hang; with -DLENT=1 also -DNO_LEAVE_LOOK (who
- * leaves does not look at seq again) and -DNO_STAND_IN (nobody is woken for those who are absent).
+ * leaves does not look at seq again); with -DNO_SOMEBODY nobody may be awake for a submitted job.
  *
  * Results (spin 6.5.2, all transitions, no errors): WORKERS 2, JOBS 3 204,975 states; WORKERS 3,
  * JOBS 1 5,044,114; WORKERS 3, JOBS 2 (the defaults) 23,871,444; WORKERS 3, JOBS 1, LENT 1 6,804,766.
@@ -31,8 +32,11 @@
 #ifndef JOBS
 #define JOBS 2
 #endif
-#ifndef LIMIT
-#define LIMIT 1
+#ifndef SPARE
+#define SPARE 0
+#endif
+#ifndef SHORT
+#define SHORT 0
 #endif
 
 #define STOP 255
@@ -43,10 +47,24 @@ byte seq;                  /* number * 2 + open; job j has phases 2j and 2j + 1 
 byte left, counted, total; /* items of the phase: unclaimed, done, all */
 byte need;                 /* workers with a share, a bit each */
 bool submitted;
-byte sleepers, absent;
+byte sleepers, wanted, absent;
 bool sleeping[WORKERS];    /* state */
+byte spare = SPARE;        /* who is, a bit each; worker 0 never */
 bool queued[WORKERS];      /* in the kernel's queue */
 byte done;
+
+/* The two counters in one step: no one reads both. */
+inline leave_list(w)
+{
+    d_step {
+        assert(sleepers > 0);
+        sleepers--;
+        if
+        :: spare & (1 << w)
+        :: else -> assert(wanted > 0); wanted--
+        fi
+    }
+}
 
 inline wake_one(w)
 {
@@ -58,37 +76,51 @@ inline wake_one(w)
     }
     if
     :: hit ->
-        d_step {
-            assert(sleepers > 0);
-            sleepers--
-        }
+        leave_list(w);
         queued[w] = false
     :: else
     fi
 }
 
+/* awake(): two loads. */
+inline count_awake()
+{
+    up = WORKERS - sleepers;
+    up = up - absent
+}
+
 /* numoe_pool_wake: in any order of the tree, here by number. */
 inline wake_needed()
 {
+#ifndef NO_SOMEBODY
+    w = 1;
+    do
+    :: submitted && w < WORKERS ->
+        count_awake();
+        if
+        :: up < 2 -> wake_one(w); w++
+        :: else -> break
+        fi
+    :: else -> break
+    od;
+#endif
     w = 0;
     do
     :: w < WORKERS ->
         if
-        :: sleepers == 0 || WORKERS - sleepers - absent >= LIMIT + submitted -> break
+        :: SHORT && WORKERS - sleepers - absent >= 1 + submitted -> break
+        :: !SHORT && ((submitted && sleepers == 0) || (!submitted && wanted == 0)) -> break
         :: else
         fi;
         if
-#ifdef NO_STAND_IN
-        :: (need & (1 << w)) -> wake_one(w)
-#else
-        :: (need & (1 << w)) || (submitted && w == 1 && ((need & 1) || absent > 0)) -> wake_one(w)
-#endif
+        :: (need & (1 << w)) && !(spare & (1 << w)) -> wake_one(w)
         :: else
         fi;
         w++
     :: else -> break
     od;
     w = 0;
+    up = 0;
     hit = false
 }
 
@@ -108,15 +140,26 @@ inline publish(next)
     }
 }
 
+inline join_list()
+{
+    d_step {
+        sleepers++;
+        if
+        :: spare & (1 << me)
+        :: else -> wanted++
+        fi
+    }
+}
+
 inline park(s)
 {
 #ifdef LATE_ANNOUNCE
     if
     :: seq == s ->
-        sleepers++;
+        join_list();
         sleeping[me] = true;
 #else
-    sleepers++;
+    join_list();
     sleeping[me] = true;
     if
 #ifdef NO_SECOND_LOOK
@@ -143,7 +186,7 @@ inline park(s)
             fi
         }
         if
-        :: hit -> d_step { assert(sleepers > 0); sleepers-- }
+        :: hit -> leave_list(me)
         :: else
         fi;
         hit = false
@@ -218,7 +261,7 @@ inline participate(until, may_leave)
 
 proctype worker(byte me)
 {
-    byte s, w;
+    byte s, w, up;
     bool got, hit, left_pool;
 
     participate(NUMBER(STOP), false)
@@ -227,7 +270,7 @@ proctype worker(byte me)
 #ifdef LENT
 proctype lent(byte me)
 {
-    byte s, w, times;
+    byte s, w, up, times;
     bool got, hit, left_pool;
 
     do
@@ -241,7 +284,7 @@ proctype lent(byte me)
 #endif
 
 init {
-    byte me, s, w, job;
+    byte me, s, w, up, job;
     bool got, hit, left_pool;
 
     atomic {
@@ -284,5 +327,5 @@ init {
     :: else -> break
     od;
     (_nr_pr == 1);
-    assert(sleepers == 0 && absent <= 1)
+    assert(sleepers == 0 && wanted == 0 && absent <= 1)
 }

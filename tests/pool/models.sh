@@ -46,11 +46,13 @@ fails pool_steal -DUNEQUAL -DLATE_SIZE
 
 # Sleepers against wakers.
 holds pool_park -DWORKERS=2 -DJOBS=3
-holds pool_park -DWORKERS=3 -DJOBS=1
+holds pool_park -DWORKERS=2 -DJOBS=3 -DSPARE=2
+holds pool_park -DWORKERS=2 -DJOBS=3 -DSHORT=1
+holds pool_park -DWORKERS=3 -DJOBS=1 -DSPARE=4
 fails pool_park -DWORKERS=2 -DNO_SECOND_LOOK
 fails pool_park -DWORKERS=2 -DLATE_ANNOUNCE
+fails pool_park -DWORKERS=2 -DNO_SOMEBODY
 
 # A lent thread that comes and goes.
 holds pool_park -DWORKERS=3 -DJOBS=1 -DLENT=1
 fails pool_park -DWORKERS=3 -DJOBS=1 -DLENT=1 -DNO_LEAVE_LOOK
-fails pool_park -DWORKERS=3 -DJOBS=1 -DLENT=1 -DNO_STAND_IN

@@ -35,7 +35,7 @@ static _Atomic unsigned failures;
 
 /* -------------------------------------------------------------------------- watchdog */
 
-enum { WATCHDOG_S = 20 };
+enum { WATCHDOG_S = 60 };
 static _Atomic uint64_t heartbeat;
 static _Atomic bool over;
 static const char *_Atomic doing = "nothing";
