@@ -40,6 +40,7 @@ static const struct option_text option_texts[] = {
                      "nodes share memory channels in so many groups, as many in each package\n"
                      "(default: as far as the machine says)"},
     [CLI_DURATION] = {"duration", "SECONDS", "how long to go on (default: 60)"},
+    [CLI_EP] = {"ep", "N", "expert parallel: N parts of the experts, each for ranks of its own"},
     [CLI_EXPERTS] = {"experts", "N", "routed experts in a layer (default: the model's)"},
     [CLI_EXPERTS_PER_TOKEN] = {"experts-per-token", "N",
                                "routed experts that a token chooses in a layer"},
@@ -98,6 +99,12 @@ static const struct option_text option_texts[] = {
                   "use the plan that numoe plan --json wrote to FILE, after checking that the\n"
                   "machine and the model are those it was made for"},
     [CLI_PNG] = {"png", "FILE", "write a picture of the plan, as PNG"},
+    [CLI_RANK] = {"rank", "R",
+                  "the plan of one rank of --tp and --ep: rank R has the R % TP th part of\n"
+                  "the slices, the R / TP th of the experts"},
+    [CLI_RANK_NODES] = {"rank-nodes", "R:LIST",
+                        "memory nodes of rank R, as in 1:8-15; once for each rank (default: nodes\n"
+                        "are dealt out by packages and memory domains)"},
     [CLI_REPEAT] = {"repeat", "N", "repetitions of each measurement (default: by time)"},
     [CLI_RESERVE_CPUS] = {"reserve-cpus", "LIST",
                           "no workers on the cores of these CPUs: they are the engine's own"},
@@ -126,6 +133,9 @@ static const struct option_text option_texts[] = {
                       "directory with its sys/ and proc/, or a synthetic string such as\n"
                       "'pack:2 l3:16 [numa(memory=16GB)] core:4 pu:2' (default: this one)"},
     [CLI_TRACE] = {"trace", "FILE", "write a timeline of calls and workers, for ui.perfetto.dev"},
+    [CLI_TP] = {"tp", "N",
+                "tensor parallel: N parts of the slices of every expert, each for ranks of its\n"
+                "own"},
     [CLI_WORKERS] = {"workers", "N", "worker threads (default: one for each core allowed)"},
 };
 
@@ -145,8 +155,7 @@ static int parse_policy(const char *text, enum numoe_memory_policy *policy,
                            "\"%s\" is none of bind, preferred, local, interleave", text);
 }
 
-/* Digits and nothing else, within 64 bits. end: where the digits stop, or NULL: at the end. */
-static bool parse_number(const char *text, uint64_t *value, const char **end)
+bool cli_parse_number(const char *text, uint64_t *value, const char **end)
 {
     uint64_t sum = 0;
     const char *p = text;
@@ -187,10 +196,10 @@ int cli_parse_list(const char *text, struct cli_list *list, struct numoe_error *
     for (;;) {
         uint64_t first, last;
 
-        if (!parse_number(p, &first, &p))
+        if (!cli_parse_number(p, &first, &p))
             goto malformed;
         last = first;
-        if (*p == '-' && !parse_number(p + 1, &last, &p))
+        if (*p == '-' && !cli_parse_number(p + 1, &last, &p))
             goto malformed;
         if (first > last || last >= UINT32_MAX)
             goto malformed;
@@ -225,7 +234,7 @@ int cli_parse_size(const char *text, uint64_t *bytes, struct numoe_error *error)
     const char *p, *prefix;
     uint64_t value, unit = 1, base = 1024;
 
-    if (!parse_number(text, &value, &p))
+    if (!cli_parse_number(text, &value, &p))
         goto malformed;
     if (*p && *p != 'B') {
         prefix = strchr(prefixes, *p++);
@@ -253,7 +262,7 @@ static int parse_count(const char *text, uint64_t most, uint64_t *value, struct 
 {
     uint64_t number;
 
-    if (!parse_number(text, &number, NULL) || number < 1 || number > most)
+    if (!cli_parse_number(text, &number, NULL) || number < 1 || number > most)
         return numoe_error_set(error, -EINVAL, NULL, "\"%s\" is not a number from 1 to %" PRIu64,
                                text, most);
     *value = number;
@@ -339,7 +348,7 @@ static int parse_form(const char *text, struct cli_values *values, struct numoe_
     else if (!strcmp(text, "experts"))
         values->form = NUMOE_FORM_EXPERTS;
     else if (!strcmp(text, "groups") ||
-             (!strncmp(text, "groups:", 7) && parse_number(text + 7, &groups, NULL) && groups &&
+             (!strncmp(text, "groups:", 7) && cli_parse_number(text + 7, &groups, NULL) && groups &&
               groups < UINT32_MAX))
         values->form = NUMOE_FORM_GROUPS;
     else
@@ -377,6 +386,19 @@ static int parse_stats(const char *text, enum cli_stats *stats, struct numoe_err
                                     text);
 }
 
+/* A number of ranks of a kind; with the other kind they are CLI_MAX_RANKS at most. */
+static int parse_ranks(const char *text, uint32_t others, uint32_t *ranks,
+                       struct numoe_error *error)
+{
+    uint64_t number = 0;
+    int rc = parse_count(text, CLI_MAX_RANKS, &number, error);
+
+    if (!rc && number * (others ? others : 1) > CLI_MAX_RANKS)
+        return numoe_error_set(error, -EINVAL, NULL, "more than %d ranks", CLI_MAX_RANKS);
+    *ranks = (uint32_t)number;
+    return rc;
+}
+
 static int set_option(enum cli_option option, const char *text, struct cli_values *values,
                       struct numoe_error *error)
 {
@@ -393,6 +415,18 @@ static int set_option(enum cli_option option, const char *text, struct cli_value
         rc = parse_count(text, UINT32_MAX - 1, &number, error);
         values->domains = (uint32_t)number;
         return rc;
+    case CLI_EP:
+        return parse_ranks(text, values->tp, &values->ep, error);
+    case CLI_TP:
+        return parse_ranks(text, values->ep, &values->tp, error);
+    case CLI_RANK:
+        if (!cli_parse_number(text, &number, NULL) || number >= CLI_MAX_RANKS)
+            return numoe_error_set(error, -EINVAL, NULL, "\"%s\" is no rank", text);
+        values->rank = (uint32_t)number;
+        values->rank_given = true;
+        return 0;
+    case CLI_RANK_NODES:
+        return cli_parse_rank_nodes(text, values, error);
     case CLI_DURATION:
     case CLI_MEASURE_TIME:
         return parse_count(text, UINT32_MAX, &values->duration_s, error);
@@ -465,7 +499,7 @@ static int set_option(enum cli_option option, const char *text, struct cli_value
         values->save = text;
         return 0;
     case CLI_SEED:
-        if (!parse_number(text, &values->seed, NULL))
+        if (!cli_parse_number(text, &values->seed, NULL))
             return numoe_error_set(error, -EINVAL, NULL, "\"%s\" is not a number of 64 bits", text);
         values->seed_given = true;
         return 0;
@@ -617,6 +651,9 @@ void cli_values_free(struct cli_values *values)
     free(values->tokens.values);
     free(values->reserved.values);
     free(values->reserved_nodes.values);
+    for (uint32_t i = 0; i < values->rank_node_count; i++)
+        free(values->rank_nodes[i].nodes.values);
+    free(values->rank_nodes);
     free(values->gpus);
     free(values->rates);
     free(values->isa_text);

@@ -31,6 +31,7 @@ enum cli_option {
     CLI_CPUS,
     CLI_DOMAINS,
     CLI_DURATION,
+    CLI_EP,
     CLI_EXPERTS,
     CLI_EXPERTS_PER_TOKEN,
     CLI_EXPLAIN,
@@ -57,6 +58,8 @@ enum cli_option {
     CLI_PASS_TOKENS,
     CLI_PLAN,
     CLI_PNG,
+    CLI_RANK,
+    CLI_RANK_NODES,
     CLI_REPEAT,
     CLI_RESERVE_CPUS,
     CLI_RESERVE_NODES,
@@ -74,6 +77,7 @@ enum cli_option {
     CLI_TOKENS,
     CLI_TOPOLOGY,
     CLI_TRACE,
+    CLI_TP,
     CLI_WORKERS
 };
 
@@ -92,6 +96,14 @@ struct cli_rate {
     uint32_t node;
     double gbs;
 };
+
+/* Memory nodes of a rank, by OS index. */
+struct cli_rank_nodes {
+    uint32_t rank;
+    struct cli_list nodes;
+};
+
+enum { CLI_MAX_RANKS = 1024 };
 
 /* What the command line says; zero or NULL where it says nothing. */
 struct cli_values {
@@ -120,6 +132,10 @@ struct cli_values {
     uint32_t gpu_count;
     struct cli_rate *rates;
     uint32_t rate_count;
+    uint32_t tp, ep, rank;
+    bool rank_given;
+    struct cli_rank_nodes *rank_nodes; /* each rank at most once */
+    uint32_t rank_node_count;
 };
 
 enum cli_directory { CLI_DIRECTORY_NONE, CLI_DIRECTORY_OPTIONAL, CLI_DIRECTORY_REQUIRED };
@@ -144,6 +160,8 @@ extern const struct cli_verb cli_topo, cli_plan, cli_synth, cli_run, cli_bench, 
 int cli_parse(const struct cli_verb *verb, int argc, char **argv, struct cli_values *values);
 void cli_values_free(struct cli_values *values);
 
+/* Digits and nothing else, within 64 bits. end: where the digits stop, or NULL: at the end. */
+bool cli_parse_number(const char *text, uint64_t *value, const char **end);
 /* "0,2,5-9": distinct or not, in the order given. Returns 0, -EINVAL or -ENOMEM with error. */
 int cli_parse_list(const char *text, struct cli_list *list, struct numoe_error *error);
 /* "4096", "512M", "16GiB" (binary), "16GB" (decimal). Returns 0 or -EINVAL with error. */
@@ -153,6 +171,9 @@ int cli_parse_size(const char *text, uint64_t *bytes, struct numoe_error *error)
 int cli_parse_gpu(const char *text, struct cli_values *values, struct numoe_error *error);
 /* "38GB/s" or "0-3=38GB/s", appended to values->rates. Returns likewise. */
 int cli_parse_rates(const char *text, struct cli_values *values, struct numoe_error *error);
+
+/* "1:8-15", to values->rank_nodes. Returns likewise. */
+int cli_parse_rank_nodes(const char *text, struct cli_values *values, struct numoe_error *error);
 
 /* The table of exit codes, as --help shows it. */
 extern const char cli_exit_help[];

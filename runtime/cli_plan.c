@@ -5,6 +5,7 @@
 #include "cli_options.h"
 #include "cli_output.h"
 #include "cli_predict.h"
+#include "cli_ranks.h"
 #include "model.h"
 #include "numoe_kernels.h"
 #include "numoe_topo.h"
@@ -37,6 +38,7 @@ static int run(const struct cli_values *values)
     struct numoe_prediction *prediction = NULL;
     struct numoe_plan *plan = NULL;
     struct numoe_model_desc desc;
+    struct cli_ranks ranks = {0};
     double *node_gbs = NULL;
     uint32_t *nodes = NULL;
     int code, rc = 0;
@@ -75,6 +77,19 @@ static int run(const struct cli_values *values)
     code = cli_predict_options(values, &desc, machine, &predict, &node_gbs);
     if (!code)
         code = cli_reserve_nodes("plan", values, machine, &request, &nodes);
+    if (!code && cli_ranks_asked(values)) {
+        code = cli_ranks_make(values, machine, &request, &ranks);
+        if (!code && !values->rank_given) {
+            code = cli_ranks_plan(values, machine, &request, &ranks);
+            if (!code && !values->json)
+                print_model(values, &desc, &request.shape);
+            if (!code)
+                code = cli_ranks_print(values, &ranks);
+            goto free_machine;
+        }
+        if (!code)
+            cli_ranks_narrow(&ranks, values->rank, &request);
+    }
     if (code)
         goto free_machine;
     if (numoe_plan_create(machine, &request, &plan, &error)) {
@@ -108,6 +123,7 @@ free_plan:
     numoe_prediction_free(prediction);
     numoe_plan_free(plan);
 free_machine:
+    cli_ranks_free(&ranks);
     free(node_gbs);
     free(nodes);
     numoe_machine_free(machine);
@@ -131,6 +147,10 @@ static const enum cli_option options[] = {CLI_MODEL,
                                           CLI_KEEP_FREE,
                                           CLI_FORM,
                                           CLI_OPTIMIZE,
+                                          CLI_TP,
+                                          CLI_EP,
+                                          CLI_RANK,
+                                          CLI_RANK_NODES,
                                           CLI_DOMAINS,
                                           CLI_GPU_AT,
                                           CLI_NODE_BANDWIDTH,
@@ -152,7 +172,10 @@ const struct cli_verb cli_plan = {
         "--experts, --experts-per-token and --layers. What each memory node would hold, which CPUs "
         "would work, and why; and how\n"
         "fast the experts can be on CPUs, on GPUs by streaming and on both, with the bound that\n"
-        "sets it. Nothing is allocated and no weight is read.\n",
+        "sets it. Nothing is allocated and no weight is read.\n"
+        "With --tp and --ep the machine is divided among ranks: processes that hold parts of the\n"
+        "model, on nodes of their own, and add up their outputs. All are summed up, or --rank\n"
+        "shows one.\n",
     .directory = CLI_DIRECTORY_OPTIONAL,
     .options = options,
     .run = run,
