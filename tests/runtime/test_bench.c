@@ -194,6 +194,70 @@ Test(bench_fill, the_same_seed_gives_the_same_experts_whatever_the_workers, .tim
     small_close(&two);
 }
 
+Test(bench_digest, is_fnv_1a)
+{
+    cr_assert_eq(numoe_bench_digest(NUMOE_BENCH_DIGEST_INIT, "", 0), UINT64_C(0xcbf29ce484222325));
+    cr_assert_eq(numoe_bench_digest(NUMOE_BENCH_DIGEST_INIT, "a", 1), UINT64_C(0xaf63dc4c8601ec8c));
+    cr_assert_eq(
+        numoe_bench_digest(numoe_bench_digest(NUMOE_BENCH_DIGEST_INIT, "foo", 3), "bar", 3),
+        UINT64_C(0x85944171f73967e8));
+}
+
+Test(bench_layer, once_is_the_first_of_several, .timeout = 120)
+{
+    struct numoe_bench_request request = {
+        .layer = 1, .tokens = 9, .top_k = 3, .seed = 5, .check_tokens = 4};
+    struct numoe_error error = NUMOE_ERROR_INIT;
+    struct numoe_bench_cell timed, once;
+    struct small small;
+
+    small_open(&small, NUMOE_EXACT, 2);
+    timed = small_measure(&small, 9);
+    cr_assert_eq(numoe_bench_layer(NULL, small.model, &request, &once, &error), 0, "%s",
+                 error.message);
+    cr_assert_eq(once.repetitions, 1);
+    cr_assert_eq(once.pairs, 27);
+    cr_assert_gt(once.ms, 0);
+    cr_assert(isnan(once.bandwidth_fraction));
+    cr_assert(isnan(once.ops_fraction));
+    cr_assert_lt(once.rel_l2, 3e-3);
+    cr_assert_eq(once.digest, timed.digest);
+    request.seed++;
+    cr_assert_eq(numoe_bench_layer(NULL, small.model, &request, &once, &error), 0);
+    cr_assert_neq(once.digest, timed.digest);
+    small_close(&small);
+}
+
+/* A buffer of equal parts, touched by workers where they run, must not overflow their nodes. */
+Test(bench_budget, the_node_that_fills_first_limits_all)
+{
+    const uint64_t gib = (uint64_t)1 << 30;
+    const uint32_t one = 2;
+    struct numoe_plan_request request = NUMOE_PLAN_REQUEST_INIT;
+    struct numoe_error error = NUMOE_ERROR_INIT;
+    struct numoe_machine *machine;
+    struct numoe_plan *all, *alone;
+
+    cr_assert_eq(numoe_machine_load("numa:4(memory=4GiB) core:2 pu:1", &machine, &error), 0, "%s",
+                 error.message);
+    cr_assert_eq(numoe_plan_create(machine, &request, &all, &error), 0, "%s", error.message);
+    request.nodes = &one;
+    request.node_count = 1;
+    cr_assert_eq(numoe_plan_create(machine, &request, &alone, &error), 0, "%s", error.message);
+    cr_assert_eq(numoe_bench_budget(machine, NULL), 4 * gib);
+    cr_assert_eq(numoe_bench_budget(machine, all), 4 * gib);
+    cr_assert_eq(numoe_bench_budget(machine, alone), gib);
+    machine->nodes[1].free_bytes = gib;
+    cr_assert_eq(numoe_bench_budget(machine, NULL), 13 * gib / 4);
+    cr_assert_eq(numoe_bench_budget(machine, all), gib);
+    cr_assert_eq(numoe_bench_budget(machine, alone), gib);
+    machine->cgroup_bytes = gib / 2;
+    cr_assert_eq(numoe_bench_budget(machine, alone), gib / 8);
+    numoe_plan_free(alone);
+    numoe_plan_free(all);
+    numoe_machine_free(machine);
+}
+
 Test(bench_layer, more_experts_a_token_than_there_are_is_refused, .timeout = 120)
 {
     struct numoe_bench_request request = {.tokens = 1, .top_k = 6, .repeat = 1};

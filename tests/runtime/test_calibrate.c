@@ -148,6 +148,27 @@ Test(runtime_calibrate, pairs_are_limited_nearest_first)
     numoe_machine_free(machine);
 }
 
+Test(runtime_calibrate, when_time_is_up_one_pair_is_measured)
+{
+    struct numoe_calibrate_options options = quick;
+    struct numoe_error error = NUMOE_ERROR_INIT;
+    struct numoe_machine *machine;
+
+    cr_assert_eq(numoe_machine_load("numa:4(memory=8GB) core:2 pu:1", &machine, &error), 0);
+    /* as above: four domains reading one real node */
+    machine->live = true;
+    for (uint32_t i = 1; i < 4; i++)
+        machine->nodes[i].allowed = false;
+    options.budget_ns = 1;
+    cr_assert_eq(numoe_calibrate(machine, &options, &error), 0, "%s", error.message);
+    if (machine->pair_count) {
+        cr_assert_eq(machine->pair_count, 1);
+        cr_assert(noted(machine, "1 of 4 pairs"));
+        cr_assert_gt(machine->together_mbs[0], 0);
+    }
+    numoe_machine_free(machine);
+}
+
 Test(runtime_calibrate, no_memory_is_a_note)
 {
     struct numoe_calibrate_options options = quick;

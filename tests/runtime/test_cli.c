@@ -203,7 +203,10 @@ Test(cli_topo, shows_this_machine, .timeout = 60)
 
 Test(cli_topo, refuses_what_is_no_topology, .timeout = 60)
 {
-    struct answer answer = numoe("topo", "--topology", "no-such-file.xml", NULL);
+    struct answer answer = numoe("topo", "--duration", "3", NULL);
+
+    assert_refused(answer, 2, "--measure");
+    answer = numoe("topo", "--topology", "no-such-file.xml", NULL);
 
     assert_refused(answer, 4, "no-such-file.xml");
     answer = numoe("plan", "--model", "v4-flash", "--topology", "pack:zero", NULL);
@@ -668,6 +671,48 @@ Test(cli_checkpoint, runs_and_agrees_with_the_reference)
     cr_assert_eq(integer(json_object_get(root, "load"), "bytes"), SMALL_BYTES);
     json_decref(root);
     forget(&answer);
+}
+
+/* Of a run with these options; 17 bytes. */
+static void digest_of(char *digest, const char *topology, const char *seed)
+{
+    struct answer answer = numoe("run", directory, "--once", "--tokens", "1,7", "--topology",
+                                 topology, "--seed", seed, "--json", NULL);
+    json_t *root = parse(&answer);
+    json_t *check = json_object_get(root, "check");
+    json_t *row = json_array_get(json_object_get(root, "results"), 1);
+
+    cr_assert(json_is_true(json_object_get(check, "passed")));
+    cr_assert(json_is_null(json_object_get(row, "bandwidth_fraction")));
+    cr_assert_eq(integer(row, "repetitions"), 1);
+    snprintf(digest, 17, "%s", json_string_value(json_object_get(check, "digest")));
+    cr_assert_eq(strspn(digest, "0123456789abcdef"), 16, "%s", digest);
+    json_decref(root);
+    forget(&answer);
+}
+
+Test(cli_checkpoint, runs_once_with_a_digest_of_the_outputs)
+{
+    const char *plan = "numa:3(memory=1GB) core:2 pu:1", *other = "numa:2(memory=1GB) core:2 pu:1";
+    char first[17], again[17], unlike[17];
+    struct answer answer;
+
+    make_checkpoint();
+    digest_of(first, plan, "1");
+    digest_of(again, plan, "1");
+    cr_assert_str_eq(first, again);
+    digest_of(unlike, plan, "2");
+    cr_assert_str_neq(first, unlike);
+    digest_of(unlike, other, "1");
+    cr_assert_str_neq(first, unlike, "sums are cut at other places");
+    answer = numoe("run", directory, "--once", NULL);
+    cr_assert_eq(answer.status, 0, "%s", answer.err);
+    cr_assert_not_null(strstr(answer.out, "digest of the first outputs: "), "%s", answer.out);
+    cr_assert_null(strstr(answer.out, "nan"), "%s", answer.out);
+    cr_assert_null(strstr(answer.out, "inf "), "%s", answer.out);
+    forget(&answer);
+    answer = numoe("run", directory, "--once", "--repeat", "3", NULL);
+    assert_refused(answer, 2, "--once");
 }
 
 Test(cli_checkpoint, runs_exactly_and_prints_a_table)

@@ -473,6 +473,24 @@ Test(topo_live, this_machine_has_what_the_kernel_says)
     numoe_machine_free(again);
 }
 
+Test(topo_live, free_memory_is_read_anew)
+{
+    struct numoe_machine *machine = machine_of("live");
+    struct numoe_machine *other = machine_of("numa:2(memory=1GB) core:2 pu:1");
+    uint64_t free_bytes = machine->nodes[0].free_bytes, limit = machine->cgroup_bytes;
+
+    machine->nodes[0].free_bytes = machine->cgroup_bytes = 1;
+    numoe_machine_refresh(machine);
+    cr_assert_gt(machine->nodes[0].free_bytes, free_bytes / 4);
+    cr_assert_gt(machine->cgroup_bytes, limit / 4);
+    check_machine(machine);
+    other->nodes[0].free_bytes = 1;
+    numoe_machine_refresh(other);
+    cr_assert_eq(other->nodes[0].free_bytes, 1);
+    numoe_machine_free(other);
+    numoe_machine_free(machine);
+}
+
 Test(topo_live, a_narrow_affinity_mask_is_kept)
 {
     struct numoe_machine *machine;

@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
+#include <numaif.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -354,6 +355,31 @@ Test(memory_node, a_full_cgroup_is_an_error_and_not_a_kill)
     unlink(path);
     rmdir(directory);
     numoe_memory_destroy(memory);
+}
+
+Test(memory_node, a_thread_may_prefer_a_node)
+{
+    unsigned long mask[16] = {0};
+    uint32_t node = first_node();
+    int mode = -1, rc = numoe_memory_prefer(node);
+
+    cr_assert_eq(numoe_memory_prefer(1024), -EINVAL);
+    cr_assert_eq(numoe_memory_prefer(1000), rc == -ENOSYS ? rc : -EINVAL);
+    if (rc)
+        cr_skip_test("no policy can be set here: %s", strerror(-rc));
+    cr_assert_eq(get_mempolicy(&mode, mask, 1024, NULL, 0), 0);
+    cr_assert_eq(mode, MPOL_PREFERRED);
+    cr_assert(mask[node / 64] >> node % 64 & 1);
+}
+
+Test(memory_node, room_is_less_than_there_is)
+{
+    struct topo_node_memory system;
+    uint64_t room = numoe_memory_room();
+
+    if (topo_system_memory("", &system))
+        cr_assert_lt(room, system.total_bytes);
+    cr_assert_gt(room, 64ull * MIB);
 }
 
 struct populate_job {

@@ -558,6 +558,12 @@ Test(plan_nodes, gpu_disallowed_and_absent_nodes_are_refused)
     cr_assert_eq(plan_error(machine, &request, &error), -EINVAL);
     cr_assert(strstr(error.message, "node 2 is not allowed"));
     numoe_machine_free(machine);
+    machine = machine_of("numa:3(memory=1GB) core:2 pu:1");
+    machine->live = true;
+    machine->nodes[2].capacity_bytes = machine->nodes[2].free_bytes = 0;
+    cr_assert_eq(plan_error(machine, &request, &error), -EINVAL);
+    cr_assert(strstr(error.message, "node 2 has no memory"), "%s", error.message);
+    numoe_machine_free(machine);
 }
 
 /* ---- workers -------------------------------------------------------------------------------- */
