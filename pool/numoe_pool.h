@@ -181,8 +181,9 @@ int numoe_pool_run(struct numoe_pool *pool, const struct numoe_pool_job *job);
 int numoe_pool_submit(struct numoe_pool *pool, const struct numoe_pool_job *job, uint64_t *ticket);
 
 /**
- * Help with and wait for a submitted job. Each ticket once: a second wait gets -EINVAL (for as long
- * as fewer than 256 later jobs were given to the pool; after that, 0).
+ * Help with and wait for a submitted job. Each ticket once: a second wait gets -EINVAL. At most 256
+ * jobs can be waited for later: submitting one more makes the pool forget the oldest, whose ticket
+ * is then no longer valid here (the job is run all the same).
  * @return 0; -ECANCELED: some items were not run; -EINVAL no such ticket; -EDEADLK, -ECHILD as
  *         numoe_pool_run
  * @thread any. Never allocates.

@@ -57,14 +57,15 @@
 enum {
     NUMOE_POOL_LINE = 64,
     NUMOE_POOL_OPEN = 1,
-    NUMOE_POOL_TICKETS = 256, /* tickets whose second wait is told from the first */
-    NUMOE_POOL_RINGS = 16     /* most kinds of distance that one worker tells apart */
+    NUMOE_POOL_TICKETS = 256, /* most jobs that are to be waited for */
+    NUMOE_POOL_PHASE_BITS = 3,
+    NUMOE_POOL_RINGS = 16 /* most kinds of distance that one worker tells apart */
 };
 #define NUMOE_POOL_NO_PARENT UINT32_MAX
 #define NUMOE_POOL_NOT_READ (UINT64_MAX - 1)
 #define NUMOE_POOL_STOP UINT64_MAX
 
-_Static_assert(NUMOE_POOL_MAX_PHASES == 8, "phase numbers use three bits");
+_Static_assert(NUMOE_POOL_MAX_PHASES == 1 << NUMOE_POOL_PHASE_BITS, "phases use three bits");
 _Static_assert(NUMOE_POOL_MAX_ITEMS <= NUMOE_POOL_RANGE_MASK, "an end fits in a range word");
 
 /* SPARE: sleeps, and is one that is not worth waking. ABSENT: no thread is lent for the worker. */
@@ -77,8 +78,13 @@ enum numoe_pool_state {
 /* Whether a worker has a CPU to be woken for; the RESERVE takes worker 0's while that is away. */
 enum numoe_pool_rank { NUMOE_POOL_REGULAR, NUMOE_POOL_RESERVE, NUMOE_POOL_SURPLUS };
 enum numoe_pool_lender { NUMOE_POOL_FREE, NUMOE_POOL_LENT, NUMOE_POOL_RECALLED };
-/* Of an entry of pool->tickets; a ticket is a multiple of 8. */
-enum { NUMOE_POOL_TICKET_OPEN = 1, NUMOE_POOL_TICKET_CANCELLED = 2, NUMOE_POOL_TICKET_BITS = 7 };
+/* Of an entry of pool->tickets, beside the number of a job's end (a multiple of 8). */
+enum {
+    NUMOE_POOL_TICKET_OPEN = 1,
+    NUMOE_POOL_TICKET_CANCELLED = 2,
+    NUMOE_POOL_TICKET_CLAIMED = 4,
+    NUMOE_POOL_TICKET_BITS = 7
+};
 
 /* Times of a worker of a timed pool (pool_stats.c). */
 struct numoe_pool_clock {
@@ -109,7 +115,7 @@ struct numoe_pool_worker_slot {
     uint32_t os_cpu;                 /* UINT32_MAX: not pinned */
     uint32_t kin;                    /* which list of victims */
     uint32_t leaf;                   /* of the join tree, where this worker's share is counted */
-    uint32_t wake_begin, wake_count; /* whom it wakes: places in pool->wake_order */
+    uint16_t wake_begin, wake_count; /* whom it wakes: places in pool->wake_order */
     int name_errno;                  /* before `started` is counted */
     _Atomic int pin_errno;
     _Atomic bool pinned;
@@ -167,7 +173,8 @@ struct numoe_pool {
     /* The seat. */
     alignas(NUMOE_POOL_LINE) _Atomic uint32_t turn_next;
     _Atomic uint32_t turn_now;
-    uint64_t base; /* of the next job; the pending one, if any, has base - 8 */
+    uint64_t base;         /* of the next job; the pending one, if any, has base - 8 */
+    uint32_t ticket_entry; /* of the last job that was submitted */
     uint32_t chaos_turn;
     uint32_t nudged;   /* the worker that was last woken to look at its CPUs */
     uint64_t nudge_ns; /* when to wake another */
@@ -189,7 +196,7 @@ struct numoe_pool {
     uint16_t *wake_order;
     uint32_t threads; /* running, for destroy */
     uint32_t lent_workers;
-    _Atomic uint64_t cancelled;    /* the last ticket that was; only grows */
+    _Atomic uint64_t cancelled;    /* the end of the last job that was; only grows */
     _Atomic uint32_t *first;       /* [phase][worker_count + 1] */
     const _Atomic uint32_t *alive; /* a page that is zero in a forked child, or NULL: compare pid */
     size_t alive_size;
@@ -212,8 +219,7 @@ struct numoe_pool {
     /* With an observer: when seq last changed. Written before seq by whoever writes that. */
     alignas(NUMOE_POOL_LINE) _Atomic uint64_t changed_ns;
 
-    /* [ticket / 8 % TICKETS]: ticket, OPEN until it is waited for, CANCELLED if items were not run.
-     */
+    /* pool_cancel.c */
     alignas(NUMOE_POOL_LINE) _Atomic uint64_t tickets[NUMOE_POOL_TICKETS];
 };
 
@@ -325,11 +331,10 @@ static inline bool numoe_pool_share(struct numoe_pool *pool, const struct numoe_
 /** Whether the job of an open sequence is to run no more items. */
 static inline bool numoe_pool_is_cancelled(const struct numoe_pool *pool, uint64_t seq)
 {
-    uint64_t ticket = (seq >> 1 & ~(uint64_t)(NUMOE_POOL_MAX_PHASES - 1)) + NUMOE_POOL_MAX_PHASES;
+    uint64_t end = (seq >> 1 & ~(uint64_t)(NUMOE_POOL_MAX_PHASES - 1)) + NUMOE_POOL_MAX_PHASES;
 
     /* Advice: items that begin meanwhile are run. */
-    return atomic_load_explicit((_Atomic uint64_t *)&pool->cancelled, memory_order_relaxed) ==
-           ticket;
+    return atomic_load_explicit((_Atomic uint64_t *)&pool->cancelled, memory_order_relaxed) == end;
 }
 
 /** Whether the thread is to leave. */
@@ -383,10 +388,11 @@ void numoe_pool_participate(struct numoe_pool_hand *hand, uint64_t until);
 void numoe_pool_help(struct numoe_pool *pool, uint64_t until);
 
 /* pool_cancel.c */
-/** In the seat, before the job is published. */
-void numoe_pool_ticket_open(struct numoe_pool *pool, uint64_t ticket);
+/** In the seat, before the job is published. number: what seq has once it is done.
+ *  @return its ticket; 0: none to be had while threads that wait in line have not had the seat */
+uint64_t numoe_pool_ticket_open(struct numoe_pool *pool, uint64_t number);
 /** By whoever passes over items of the job, while it holds one of them or is the finisher. */
-void numoe_pool_ticket_mark(struct numoe_pool *pool, uint64_t seq);
+void numoe_pool_ticket_mark(struct numoe_pool *pool);
 
 /* pool_lend.c */
 /** Be absent, if seq is still the sequence in which nothing more was found. */

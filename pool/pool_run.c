@@ -10,7 +10,7 @@
  *             still looks at the pool's copy of the job drops it (seqlock), and never touches the
  *             caller's memory without a claimed item.
  *
- * A ticket (pool_cancel.c) is the number that seq has once its job is done.
+ * pool_cancel.c: tickets, by which a submitted job is waited for or cancelled.
  *
  * SPDX-License-Identifier: Apache-2.0
  */
@@ -171,7 +171,7 @@ static void advance(struct numoe_pool_hand *hand)
     uint64_t seq;
 
     if (next && numoe_pool_is_cancelled(pool, hand->view.seq)) {
-        numoe_pool_ticket_mark(pool, hand->view.seq);
+        numoe_pool_ticket_mark(pool);
         next = 0;
     }
     if (pool->observe)
@@ -195,7 +195,7 @@ static uint32_t pass_over(struct numoe_pool_hand *hand)
     uint64_t seq = hand->view.seq;
     uint32_t begin, end;
 
-    numoe_pool_ticket_mark(hand->pool, seq);
+    numoe_pool_ticket_mark(hand->pool);
     if (numoe_pool_range_steal(&hand->slot->range, seq >> 1, 1, UINT32_MAX, &begin, &end) !=
         NUMOE_POOL_CAUGHT)
         return 1;
@@ -346,9 +346,15 @@ int numoe_pool_submit(struct numoe_pool *pool, const struct numoe_pool_job *job,
         return rc;
     numoe_pool_turn_take(pool);
     numoe_pool_tell_changes(pool);
-    numoe_pool_help(pool, pool->base);
-    mine = pool->base + NUMOE_POOL_MAX_PHASES;
-    numoe_pool_ticket_open(pool, mine);
+    for (;;) {
+        numoe_pool_help(pool, pool->base);
+        mine = numoe_pool_ticket_open(pool, pool->base + NUMOE_POOL_MAX_PHASES);
+        if (mine)
+            break;
+        /* Every entry is kept for a thread that waits, and they may be in line for the seat. */
+        numoe_pool_turn_give(pool);
+        numoe_pool_turn_take(pool);
+    }
     publish(pool, job, true);
     numoe_pool_turn_give(pool);
     *ticket = mine;

@@ -204,12 +204,12 @@ static void order_wakes(struct numoe_pool *pool, const struct numoe_pool_worker 
     struct numoe_pool_worker_slot *slot = &pool->workers[begin];
     uint32_t from = *used;
 
-    slot->wake_begin = from;
+    slot->wake_begin = (uint16_t)from;
     for (uint32_t limit = end; limit - begin > 1;) {
         limit = cut(workers, begin, limit);
         pool->wake_order[(*used)++] = (uint16_t)limit;
     }
-    slot->wake_count = *used - from;
+    slot->wake_count = (uint16_t)(*used - from);
     for (uint32_t i = 0; i < slot->wake_count; i++) {
         uint32_t head = pool->wake_order[from + i];
 

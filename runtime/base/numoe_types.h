@@ -20,12 +20,12 @@ enum numoe_type { NUMOE_BF16 = 1, NUMOE_F32 = 2 };
 
 /** Number formats of expert weights. Kernels compute MXFP4; plans know them all. */
 enum numoe_format {
-    NUMOE_MXFP4 = 1,         /**< E2M1, an E8M0 scale for each 32 of a row */
-    NUMOE_MXFP8 = 2,         /**< E4M3, an E8M0 scale for each 32 of a row */
-    NUMOE_NVFP4 = 3,         /**< E2M1, an E4M3 scale for each 16 of a row, one fp32 a matrix */
-    NUMOE_INT4_GROUP32 = 4,  /**< signed 4 bits, a bf16 scale for each 32 of a row */
-    NUMOE_FP8_BLOCK128 = 5,  /**< E4M3, an fp32 scale for each 128 x 128 */
-    NUMOE_FP8_CHANNEL = 6,   /**< E4M3, an fp32 scale a row */
+    NUMOE_MXFP4 = 1,        /**< E2M1, an E8M0 scale for each 32 of a row */
+    NUMOE_MXFP8 = 2,        /**< E4M3, an E8M0 scale for each 32 of a row */
+    NUMOE_NVFP4 = 3,        /**< E2M1, an E4M3 scale for each 16 of a row, one fp32 a matrix */
+    NUMOE_INT4_GROUP32 = 4, /**< signed 4 bits, a bf16 scale for each 32 of a row */
+    NUMOE_FP8_BLOCK128 = 5, /**< E4M3, an fp32 scale for each 128 x 128 */
+    NUMOE_FP8_CHANNEL = 6,  /**< E4M3, an fp32 scale a row */
     NUMOE_BF16_WEIGHTS = 7
 };
 

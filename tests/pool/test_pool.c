@@ -645,13 +645,41 @@ Test(pool_submit, tickets_are_good_once, .timeout = 20)
     cr_assert_eq(numoe_pool_wait(pool, ticket[2]), -EINVAL);
     cr_assert_eq(numoe_pool_wait(pool, ticket[2] + 8), -EINVAL);
 
-    /* Never waited for in time, still not an error. */
+    /* Run, but forgotten: no more than 256 are kept to be waited for. */
     cr_assert_eq(numoe_pool_submit(pool, &job, &late), 0);
     for (int i = 0; i < 1000; i++)
         cr_assert_eq(numoe_pool_submit(pool, &job, &ticket[0]), 0);
-    cr_assert_eq(numoe_pool_wait(pool, late), 0);
+    cr_assert_eq(numoe_pool_wait(pool, late), -EINVAL);
     cr_assert_eq(numoe_pool_wait(pool, ticket[0]), 0);
+    cr_assert_eq(numoe_pool_wait(pool, ticket[0]), -EINVAL);
     cr_assert_eq(sum, 6u * 1004u);
+    numoe_pool_destroy(pool);
+}
+
+Test(pool_submit, what_became_of_a_job_is_kept_until_it_is_asked_for, .timeout = 60)
+{
+    struct numoe_pool *pool = make(2, 0);
+    _Atomic uint64_t sum = 0;
+    struct numoe_pool_job job = {
+        .context = &sum, .phase_count = 1, .phases = {{count_item, 4, NULL}}};
+    struct numoe_pool_job many = {
+        .context = &sum, .phase_count = 1, .phases = {{count_item, 1 << 20, NULL}}};
+    uint64_t called_off, ticket, kept[255];
+
+    do {
+        /* Until it was early enough to spare some items. */
+        cr_assert_eq(numoe_pool_submit(pool, &many, &called_off), 0);
+    } while (numoe_pool_cancel(pool, called_off));
+    for (int i = 0; i < 1000; i++) {
+        cr_assert_eq(numoe_pool_submit(pool, &job, &ticket), 0);
+        cr_assert_eq(numoe_pool_run(pool, &job), 0);
+        cr_assert_eq(numoe_pool_wait(pool, ticket), 0);
+    }
+    for (int i = 0; i < 255; i++)
+        cr_assert_eq(numoe_pool_submit(pool, &job, &kept[i]), 0);
+    cr_assert_eq(numoe_pool_wait(pool, called_off), -ECANCELED);
+    for (int i = 0; i < 255; i++)
+        cr_assert_eq(numoe_pool_wait(pool, kept[i]), 0);
     numoe_pool_destroy(pool);
 }
 

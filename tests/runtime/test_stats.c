@@ -593,7 +593,7 @@ static double sample(const struct exposition *e, const char *format, ...)
 {
     char series[256];
     va_list args;
-    double value;
+    double value = 0;
 
     va_start(args, format);
     vsnprintf(series, sizeof series, format, args);
