@@ -88,6 +88,7 @@ struct load {
     uint8_t *memory;
     uint64_t memory_bytes;
     struct slot slots[SLOTS_MAX], *free_slots;
+    uint32_t reading; /* slots that wait for the reader */
     struct slot *arrived, **arrived_tail;
     struct packing packing;
     int64_t began, told;
@@ -198,6 +199,7 @@ static int open_reader(struct load *l)
 
 static int make_slots(struct load *l)
 {
+    const uint64_t asked = l->options->buffer_bytes, least = asked ? 1 : SLOTS_MIN;
     uint64_t each, count, room, i;
 
     /* Six windows at worst, each with less than a block lost on either side. */
@@ -206,11 +208,11 @@ static int make_slots(struct load *l)
                             NUMOE_READ_ALIGN, &each))
         return numoe_error_set(l->error, -EOVERFLOW, NULL, "experts of %llu bytes are too large",
                                (unsigned long long)numoe_checkpoint_expert_bytes(l->ckpt));
-    count = SLOT_BYTES / each;
+    count = (asked ? asked : SLOT_BYTES) / each;
     if (count > SLOTS_MAX)
         count = SLOTS_MAX;
-    if (count < SLOTS_MIN)
-        count = SLOTS_MIN;
+    if (count < least)
+        count = least;
     /* fewer where the experts leave little: one is enough, but reads then wait for packing */
     room = numoe_memory_room();
     if (each > room)
@@ -273,6 +275,7 @@ static int start_slot(struct load *l, struct slot *slot)
         of_read[order[i]] = slot->read_count - 1;
     }
     slot->reads_left = slot->read_count;
+    l->reading++;
     for (i = 0; i < slot->read_count; i++) {
         struct numoe_read *read = &slot->reads[i];
         read->window = slot->memory + used;
@@ -495,6 +498,7 @@ static int take_arrivals(struct load *l, unsigned timeout_ms)
            0) {
         struct slot *slot = read->user;
         if (--slot->reads_left == 0) {
+            l->reading--;
             slot->link = NULL;
             *l->arrived_tail = slot;
             l->arrived_tail = &slot->link;
@@ -515,8 +519,8 @@ static int load_experts(struct load *l)
             code = tell_progress(l, false);
         if (code < 0)
             return code;
-        /* With all slots read, or every expert asked for, only packing is left to wait for. */
-        if (l->arrived || l->next_turn == l->turn_count) {
+        /* With nothing being read, for want of slots or of experts, only packing is left. */
+        if (l->arrived || !l->reading) {
             code = finish_packing(l);
             if (code < 0)
                 return code;

@@ -221,6 +221,10 @@ struct numoe_load_options {
     void *user;
     struct numoe_range range; /**< as in struct numoe_model_desc. Of files, other experts are not
                                    read, nor other rows of gate and up */
+    uint64_t buffer_bytes;    /**< of memory that experts are read into, beside the weights
+                                   themselves: rounded down to whole experts, one at least and 32 at
+                                   most. 0: 64 MiB, four experts at least; fewer where a limit of
+                                   memory leaves no room for more */
 };
 
 #define NUMOE_LOAD_OPTIONS_INIT                                                                    \

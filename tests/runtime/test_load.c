@@ -180,6 +180,27 @@ Test(load, every_expert_is_present, .timeout = 60)
     files_drop(directory);
 }
 
+/* With room for one expert at a time, reading and packing take turns. */
+Test(load, any_number_of_buffers_will_do, .timeout = 60)
+{
+    char *directory = small("v4-flash", 2, 5, 60000);
+    struct numoe *context = open_context(NULL, 0, NULL);
+    struct numoe_load_options options = NUMOE_LOAD_OPTIONS_INIT;
+    struct numoe_error error = NUMOE_ERROR_INIT;
+    struct numoe_model_info info = {.size = sizeof info};
+    struct numoe_model *model;
+
+    for (options.buffer_bytes = 1; options.buffer_bytes; options.buffer_bytes *= 32) {
+        cr_assert_eq(numoe_model_load(context, directory, &options, &model, &error), 0, "%s",
+                     error.message);
+        cr_assert_eq(numoe_model_info(model, &info), 0);
+        cr_expect_eq(info.checkpoint_bytes, 10 * 3 * 96 * 288 * 17 / 32);
+        numoe_model_destroy(model);
+    }
+    numoe_close(context);
+    files_drop(directory);
+}
+
 Test(load, v4_lands_where_the_plan_says, .timeout = 120)
 {
     char *directory = small("v4-flash", 2, 5, 60000);
