@@ -172,9 +172,11 @@ static uint32_t awake(const struct numoe_pool *pool)
            atomic_load_explicit(&pool->absent, memory_order_seq_cst);
 }
 
-/* All are awake that are worth it. */
+/* All are awake that are worth it; also when the phase is over meanwhile. */
 static bool enough(const struct numoe_pool *pool, const struct numoe_pool_view *view)
 {
+    if (numoe_pool_seq(pool) != view->seq)
+        return true;
     if (view->item_ns && (uint64_t)view->items * view->item_ns <= pool->wake_ns)
         return awake(pool) >= 1u + view->submitted;
     return atomic_load_explicit(view->submitted ? &pool->sleepers : &pool->wanted,

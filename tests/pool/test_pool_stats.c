@@ -178,7 +178,7 @@ static struct numoe_pool_worker_stats wait_asleep(const struct numoe_pool *pool,
         struct numoe_pool_worker_stats stats = stats_of(pool, w);
 
         if (stats.sleeps == stats.wakes + 1 &&
-            atomic_load(&pool->workers[w].state) == NUMOE_POOL_SLEEPING)
+            !numoe_pool_awake(pool, w))
             return stats;
         sleep_ns(MS / 10);
     }
@@ -210,7 +210,9 @@ Test(pool_stats, each_sleep_that_ended_is_in_the_histogram, .timeout = 60)
     for (int b = 0; b < NUMOE_WAKE_BUCKETS; b++)
         sum += after.wake_buckets[b];
     cr_expect_eq(sum, after.wakes);
-    cr_expect_eq(after.wakes, before.wakes + 20);
+    /* more if it slept again before the submitter was through with waking */
+    cr_expect_geq(after.wakes, before.wakes + 20);
+    cr_expect_leq(after.wakes, before.wakes + 40);
     /* each latency is part of the time since the pool was made */
     cr_expect_leq(after.wake_ns, numoe_now_ns() - began);
 
