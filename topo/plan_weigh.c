@@ -1,12 +1,14 @@
 /*
  * What a node's part of the weights should be.
  *
- * Its bandwidth where that is known of all nodes (measured, else told by the firmware), else its
- * part of its memory domain (whose channels count once) averaged with its part of the cores.
+ * Its bandwidth where that is known of all nodes (given, else measured, else told by the firmware),
+ * else its part of its memory domain (whose channels count once) averaged with its part of the
+ * cores.
  *
  * SPDX-License-Identifier: Apache-2.0
  */
 #include "plan_build.h"
+#include "predict.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -16,16 +18,43 @@ enum { DOMAIN_UNITS = 720720 };
 
 /* Bandwidth of a node, and whether it is the node's own part of channels that it shares. */
 enum bandwidth_source {
+    GIVEN,             /* with the request, while all nodes are read: its own part; what is not
+                          given, as measured so */
     MEASURED_TOGETHER, /* while all nodes were read: its own part */
     MEASURED_ALONE,    /* by the domain that reads it fastest: the channels' */
     FIRMWARE,          /* the same, as memory attributes say */
     NOT_KNOWN
 };
 
-static uint64_t bandwidth_of(const struct numoe_machine *machine, uint32_t node,
+static uint64_t given_mbs(const struct numoe_plan_request *request, uint32_t node)
+{
+    const struct numoe_predict_options *predict = request->predict;
+    double gbs = predict && predict->node_gbs ? predict->node_gbs[node] : 0;
+
+    /* what is no bandwidth is for the prediction to refuse */
+    if (!(gbs > 0) || gbs > 1e9)
+        return 0;
+    return gbs < 1e-3 ? 1 : (uint64_t)(gbs * 1e3 + 0.5);
+}
+
+static bool any_given(const struct plan_build *build)
+{
+    for (uint32_t i = 0; i < build->plan->node_count; i++)
+        if (given_mbs(build->request, build->plan->nodes[i].node))
+            return true;
+    return false;
+}
+
+static uint64_t bandwidth_of(const struct plan_build *build, uint32_t node,
                              enum bandwidth_source source)
 {
+    const struct numoe_machine *machine = build->machine;
+    uint64_t given;
+
     switch (source) {
+    case GIVEN:
+        given = given_mbs(build->request, node);
+        return given ? given : bandwidth_of(build, node, MEASURED_TOGETHER);
     case MEASURED_TOGETHER:
         return machine->together_mbs ? machine->together_mbs[node] : 0;
     case MEASURED_ALONE:
@@ -44,11 +73,11 @@ static enum bandwidth_source choose_source(const struct plan_build *build, uint6
     const struct numoe_plan *plan = build->plan;
     enum bandwidth_source source;
 
-    for (source = MEASURED_TOGETHER; source < NOT_KNOWN; source++) {
+    for (source = any_given(build) ? GIVEN : MEASURED_TOGETHER; source < NOT_KNOWN; source++) {
         bool known = true;
 
         for (uint32_t i = 0; i < plan->node_count; i++) {
-            bandwidth[i] = bandwidth_of(build->machine, plan->nodes[i].node, source);
+            bandwidth[i] = bandwidth_of(build, plan->nodes[i].node, source);
             known &= bandwidth[i] != 0;
         }
         if (known)
@@ -77,6 +106,7 @@ static void even_out(uint64_t *bandwidth, uint32_t count)
 int plan_weigh(struct plan_build *build, struct numoe_error *error)
 {
     static const char *const notes[] = {
+        [GIVEN] = "shares follow the bandwidth of nodes as given",
         [MEASURED_TOGETHER] = "shares follow the bandwidth of nodes as measured, all at once",
         [MEASURED_ALONE] = "shares follow the bandwidth of nodes as measured, each alone",
         [FIRMWARE] = "shares follow the bandwidth of nodes as the firmware gives it",
@@ -93,13 +123,13 @@ int plan_weigh(struct plan_build *build, struct numoe_error *error)
     build->weight = weight;
     source = choose_source(build, weight);
     known = source != NOT_KNOWN;
-    if (source <= MEASURED_ALONE)
+    if (source == MEASURED_TOGETHER || source == MEASURED_ALONE)
         even_out(weight, plan->node_count);
     for (uint32_t i = 0; i < plan->node_count; i++)
         cores += build->core_units[i];
     /* nodes of one domain share its channels; the fastest tells what those can do */
     for (uint32_t i = 0; known && i < plan->node_count; i++)
-        for (uint32_t j = 0; j < i && source != MEASURED_TOGETHER; j++) {
+        for (uint32_t j = 0; j < i && source > MEASURED_TOGETHER; j++) {
             if (machine->nodes[plan->nodes[j].node].domain !=
                 machine->nodes[plan->nodes[i].node].domain)
                 continue;
@@ -114,7 +144,7 @@ int plan_weigh(struct plan_build *build, struct numoe_error *error)
 
         for (uint32_t j = 0; j < plan->node_count; j++)
             sharing += machine->nodes[plan->nodes[j].node].domain == domain;
-        if (source == MEASURED_TOGETHER)
+        if (source <= MEASURED_TOGETHER)
             weight[i] <<= 16;
         else
             weight[i] = known ? (weight[i] << 16) / sharing : DOMAIN_UNITS / sharing;
@@ -124,6 +154,9 @@ int plan_weigh(struct plan_build *build, struct numoe_error *error)
         for (uint32_t i = 0; i < plan->node_count; i++)
             weight[i] = weight[i] * cores + build->core_units[i] * parts;
     if (plan->node_count > 1)
-        plan_note(build, "%s", notes[source]);
+        plan_note(build, "%s%s",
+                  source != GIVEN && any_given(build) ? "bandwidth is given of some nodes only; "
+                                                      : "",
+                  notes[source]);
     return 0;
 }

@@ -1,5 +1,6 @@
 /* What goes where: shares, boundaries, workers, refusals. */
 #include "plan_shares.h"
+#include "predict.h"
 #include "topo/topo_fixture.h"
 
 #include <errno.h>
@@ -238,6 +239,35 @@ Test(plan_fit, one_of_the_nodes_is_refused_with_the_shortfall)
     cr_assert(strstr(error.message, "short by 122.41 GiB"), "%s", error.message);
     cr_assert(strstr(error.message, "nodes 1-31"), "%s", error.message);
     cr_assert_str_eq(error.where, "node 0");
+    numoe_machine_free(machine);
+}
+
+/* Bandwidths that a request gives go before all that is known. */
+Test(plan_weights, follow_bandwidth_that_is_given)
+{
+    struct numoe_machine *machine = machine_of("pack:4 [numa(memory=64GB)] core:4 pu:1");
+    struct numoe_predict_options predict = NUMOE_PREDICT_OPTIONS_INIT;
+    struct numoe_plan_request request = NUMOE_PLAN_REQUEST_INIT;
+    double gbs[] = {10, 20, 30, 40};
+    struct numoe_plan *plan;
+
+    request.shape = v4_flash;
+    request.form = NUMOE_FORM_EVERY_NODE;
+    request.predict = &predict;
+    predict.node_gbs = gbs;
+    plan = plan_of(machine, &request);
+    for (uint32_t n = 0; n < 4; n++)
+        cr_expect_float_eq(plan->nodes[n].weight, 0.1 * (n + 1), 1e-4);
+    cr_expect(has_note(plan->notes, plan->note_count, "of nodes as given"));
+    numoe_plan_free(plan);
+
+    /* of some nodes only: no node has less for not being named */
+    gbs[3] = 0;
+    plan = plan_of(machine, &request);
+    for (uint32_t n = 0; n < 4; n++)
+        cr_expect_float_eq(plan->nodes[n].weight, 0.25, 1e-4);
+    cr_expect(has_note(plan->notes, plan->note_count, "given of some nodes only"));
+    numoe_plan_free(plan);
     numoe_machine_free(machine);
 }
 
