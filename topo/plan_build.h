@@ -51,9 +51,18 @@ int plan_place_shards(struct plan_build *build, const struct plan_totals *totals
                       const uint32_t *shard, uint32_t shards, uint64_t *room);
 /* Shares of a plan without a model. Returns 0 or -ENOMEM. */
 int plan_place_nothing(struct plan_build *build);
-/* Say what is missing, and which nodes could still help. Returns -ENOSPC, or -ENOMEM. */
-int plan_refuse(const struct plan_build *build, const struct plan_totals *totals,
-                struct numoe_error *error);
+/* A form as plan_place_shards takes it. */
+struct plan_grouping {
+    const uint32_t *group; /* of each plan node */
+    uint32_t groups;
+};
+
+/*
+ * Say what is missing, and what would make it fit in one of these forms; each thing said is tried.
+ * What is in the plan is then of no use. Returns -ENOSPC, or -ENOMEM.
+ */
+int plan_refuse(struct plan_build *build, const struct plan_totals *totals,
+                const struct plan_grouping *forms, uint32_t form_count, struct numoe_error *error);
 /* scratch: for as many numbers as there are nodes. */
 void plan_note_full(struct plan_build *build, uint32_t *scratch);
 

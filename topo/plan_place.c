@@ -346,61 +346,6 @@ int plan_place_nothing(struct plan_build *build)
     return plan->shard_count ? 0 : -ENOMEM;
 }
 
-/* Say what is missing, and which nodes could still help. */
-int plan_refuse(const struct plan_build *build, const struct plan_totals *totals,
-                struct numoe_error *error)
-{
-    const struct numoe_machine *machine = build->machine;
-    const struct numoe_plan *plan = build->plan;
-    uint32_t *numbers = calloc(machine->node_count, sizeof *numbers);
-    uint64_t have = 0, more = 0, lacking;
-    char used[96] = "", unused[96] = "", need[32], room[32], lack[32], extra[32], help[256];
-    char where[112];
-    size_t count = 0;
-
-    if (!numbers)
-        return numoe_error_set(error, -ENOMEM, plan->source, "out of memory");
-    for (uint32_t i = 0; i < plan->node_count; i++) {
-        numbers[i] = plan->nodes[i].os_index;
-        have += plan->nodes[i].available_bytes;
-    }
-    /* the limit only counts where it is what experts do not fit in */
-    if (totals->bytes > machine->cgroup_bytes && machine->cgroup_bytes < have)
-        have = machine->cgroup_bytes;
-    topo_sorted_ranges(used, sizeof used, numbers, plan->node_count);
-    for (uint32_t i = 0; i < machine->node_count; i++) {
-        const struct numoe_node *node = &machine->nodes[i];
-
-        if (build->place_of[i] != NUMOE_NONE || !node->allowed || node->kind == NUMOE_NODE_GPU ||
-            !node->capacity_bytes)
-            continue;
-        numbers[count++] = node->os_index;
-        more += plan_node_memory(machine, i);
-    }
-    topo_sorted_ranges(unused, sizeof unused, numbers, count);
-    free(numbers);
-    /* room is lost where a node ends in part of a slice: never report a shortage of nothing */
-    lacking = totals->bytes > have ? totals->bytes - have : plan->shape.slice_bytes;
-    if (machine->cgroup_bytes <= have)
-        snprintf(help, sizeof help, "raise the memory limit of the cgroup, which grants %s",
-                 topo_bytes(extra, machine->cgroup_bytes));
-    else if (!have && !machine->live && !plan->nodes[0].capacity_bytes)
-        snprintf(help, sizeof help, "the memory size of that node is not known");
-    else if (count)
-        snprintf(help, sizeof help, "using node%s %s too would add %s", count > 1 ? "s" : "",
-                 unused, topo_bytes(extra, more));
-    else
-        snprintf(help, sizeof help,
-                 "more memory, fewer layers or experts, or less memory kept free would help");
-    snprintf(where, sizeof where, "node%s %s", plan->node_count > 1 ? "s" : "", used);
-    return numoe_error_set(error, -ENOSPC, where,
-                           "the experts do not fit: %s (%.1f GB) needed, %s available on node%s "
-                           "%s: short by %s (%.1f GB); %s",
-                           topo_bytes(need, totals->bytes), (double)totals->bytes / 1e9,
-                           topo_bytes(room, have), plan->node_count > 1 ? "s" : "", used,
-                           topo_bytes(lack, lacking), (double)lacking / 1e9, help);
-}
-
 void plan_note_full(struct plan_build *build, uint32_t *scratch)
 {
     const struct numoe_plan *plan = build->plan;

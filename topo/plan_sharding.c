@@ -362,15 +362,21 @@ static int keep_forms(struct weighing *w, uint32_t chosen)
 static int refuse(const struct weighing *w, struct numoe_error *error)
 {
     const struct numoe_plan_form *f = NULL;
+    struct plan_grouping asked[PLAN_FORMS_MOST];
+    uint32_t count = 0;
     uint64_t room = 0;
 
-    if (!w->forms[0].fits)
-        return plan_refuse(w->build, &w->totals, error);
-    for (uint32_t i = 0; i < w->count; i++)
-        if (w->asked[i] && (!f || w->room[i] > room)) {
+    for (uint32_t i = 0; i < w->count; i++) {
+        if (!w->asked[i])
+            continue;
+        asked[count++] = (struct plan_grouping){w->group[i], w->forms[i].groups};
+        if (!f || w->room[i] > room) {
             f = &w->forms[i];
             room = w->room[i];
         }
+    }
+    if (!w->forms[0].fits)
+        return plan_refuse(w->build, &w->totals, asked, count, error);
     return numoe_error_set(error, -ENOSPC, "form",
                            "the experts do not fit as %s: there is room for %" PRIu64 " of %" PRIu64
                            " whole experts, short by %" PRIu64 "; slices of every expert on every "
@@ -400,9 +406,10 @@ static int place_model(struct plan_build *build, const struct plan_totals *total
 {
     struct weighing w = {.build = build, .totals = *totals};
     uint32_t chosen;
-    int rc = totals->bytes > build->machine->cgroup_bytes ? plan_refuse(build, totals, error)
-                                                          : list_forms(&w, error);
+    int rc = list_forms(&w, error);
 
+    if (!rc && totals->bytes > build->machine->cgroup_bytes)
+        rc = refuse(&w, error);
     if (!rc)
         rc = weigh_forms(&w, error);
     if (rc)

@@ -242,6 +242,43 @@ Test(plan_fit, one_of_the_nodes_is_refused_with_the_shortfall)
     numoe_machine_free(machine);
 }
 
+/* What is said would fit does; nodes that are not enough are not offered. */
+Test(plan_fit, a_refusal_says_what_would_fit)
+{
+    static const uint32_t zero[] = {0};
+    struct numoe_machine *machine = machine_of(a1);
+    struct numoe_plan_request request = NUMOE_PLAN_REQUEST_INIT;
+    struct numoe_error error = NUMOE_ERROR_INIT;
+
+    request.shape = v4_flash;
+    request.nodes = zero;
+    request.node_count = 1;
+    cr_assert_eq(plan_error(machine, &request, &error), -ENOSPC);
+    cr_expect(strstr(error.message, "it would fit with nodes 1-31 too, which would add 454.19 GiB"),
+              "%s", error.message);
+    cr_expect(strstr(error.message, "4 of the 43 layers"), "%s", error.message);
+    request.shape.layers = 4;
+    numoe_plan_free(plan_of(machine, &request));
+
+    request.shape.layers = 400;
+    cr_assert_eq(plan_error(machine, &request, &error), -ENOSPC);
+    cr_expect_not(strstr(error.message, "nodes 1-31"), "%s", error.message);
+    cr_expect(strstr(error.message, "4 of the 400 layers"), "%s", error.message);
+
+    request = (struct numoe_plan_request)NUMOE_PLAN_REQUEST_INIT;
+    request.shape = v4_flash;
+    request.keep_free_bytes = (uint64_t)20 << 30;
+    cr_assert_eq(plan_error(machine, &request, &error), -ENOSPC);
+    cr_expect(strstr(error.message, "with at most 10872 MiB of each node kept free"), "%s",
+              error.message);
+    cr_expect_not(strstr(error.message, "more memory"), "%s", error.message);
+    request.keep_free_bytes = 10872ull << 20;
+    numoe_plan_free(plan_of(machine, &request));
+    request.keep_free_bytes += 1 << 20;
+    cr_assert_eq(plan_error(machine, &request, &error), -ENOSPC);
+    numoe_machine_free(machine);
+}
+
 /* Bandwidths that a request gives go before all that is known. */
 Test(plan_weights, follow_bandwidth_that_is_given)
 {

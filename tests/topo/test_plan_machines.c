@@ -235,12 +235,58 @@ static void room_of(const struct numoe_machine *machine, const struct numoe_plan
     }
 }
 
+static int plan_again(const struct numoe_machine *machine, const struct numoe_plan_request *request)
+{
+    struct numoe_error error = NUMOE_ERROR_INIT;
+    struct numoe_plan *plan = NULL;
+    int rc = numoe_plan_create(machine, request, &plan, &error);
+
+    numoe_plan_free(plan);
+    return rc;
+}
+
+/* The number before words in text, or 0. */
+static uint64_t number_after(const char *text, const char *words)
+{
+    const char *at = strstr(text, words);
+
+    return at ? strtoull(at + strlen(words), NULL, 10) : 0;
+}
+
+/* What would make it fit makes it fit, and the most of it is the most. */
+static void check_suggestions(const struct numoe_machine *machine,
+                              const struct numoe_plan_request *request,
+                              const struct numoe_error *error)
+{
+    const uint64_t keep = number_after(error->message, "with at most ");
+    const char *of = strstr(error->message, "it would fit with");
+    struct numoe_plan_request other = *request;
+
+    if (keep) {
+        other.keep_free_bytes = keep << 20;
+        cr_assert_eq(plan_again(machine, &other), 0, "%s", error->message);
+        other.keep_free_bytes = (keep + 1) << 20;
+        cr_assert_eq(plan_again(machine, &other), -ENOSPC, "%s", error->message);
+    }
+    other = *request;
+    of = of ? strstr(of, " of the ") : NULL;
+    if (!of || !strstr(of, " layers"))
+        return;
+    while (of[-1] != ' ')
+        of--;
+    other.shape.layers = strtoull(of, NULL, 10);
+    cr_assert_gt(other.shape.layers, 0, "%s", error->message);
+    cr_assert_eq(plan_again(machine, &other), 0, "%s", error->message);
+    other.shape.layers++;
+    cr_assert_eq(plan_again(machine, &other), -ENOSPC, "%s", error->message);
+}
+
 /* Nodes, how much is short of what, and what would help; and it does not fit indeed. */
 static void check_refusal(const struct numoe_machine *machine,
                           const struct numoe_plan_request *request, const struct numoe_error *error)
 {
-    static const char *const helps[] = {"would add", "raise the memory limit",
-                                        "more memory, fewer layers", "is not known"};
+    static const char *const helps[] = {"it would fit with ", "is not known",
+                                        "more memory is needed"};
     const struct numoe_expert_shape *shape = &request->shape;
     uint64_t need = bytes_of(shape), room, slices, have;
     char text[2][32], words[80];
@@ -265,6 +311,7 @@ static void check_refusal(const struct numoe_machine *machine,
         helped |= strstr(error->message, helps[i]) != NULL;
     cr_assert(helped, "%s", error->message);
     cr_assert(strlen(error->message) < sizeof error->message - 1);
+    check_suggestions(machine, request, error);
 }
 
 /* ---- walks ---------------------------------------------------------------------------------- */
