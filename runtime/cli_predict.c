@@ -1,6 +1,7 @@
 /* Options of predictions: GPUs and bandwidths. SPDX-License-Identifier: Apache-2.0 */
 #include "cli_predict.h"
 
+#include "base/checked.h"
 #include "cli_output.h"
 #include "numoe_kernels.h"
 
@@ -55,6 +56,10 @@ int cli_parse_gpu(const char *text, struct cli_values *values, struct numoe_erro
     if (!parse_gbs(p + 1, &gpu.link_gbs, &p) || *p != ',')
         goto malformed;
     if (cli_parse_size(p + 1, &gpu.memory_bytes, &inner) || !gpu.memory_bytes)
+        goto malformed;
+    /* like the link, in billions unless a unit says otherwise */
+    if (p[1 + strspn(p + 1, "0123456789")] == 0 &&
+        !numoe_mul_u64(gpu.memory_bytes, 1000000000, &gpu.memory_bytes))
         goto malformed;
     grown = realloc(values->gpus, (values->gpu_count + 1u) * sizeof *grown);
     if (!grown)
