@@ -29,7 +29,7 @@ struct option_text {
 };
 
 static const struct option_text option_texts[] = {
-    [CLI_ARITHMETIC] = {"arithmetic", "fast|exact",
+    [CLI_ARITHMETIC] = {"arithmetic", "NAME",
                         "activations in int8 (fast), 16-bit fixed point (fine), bf16 (exact) or\n"
                         "MXFP8 (mxfp8, mxfp8-ocp: scale rounded up, OCP's rule) (default: fast)"},
     [CLI_ARITHMETICS] = {"arithmetic", "LIST",
@@ -482,6 +482,8 @@ static int set_option(enum cli_option option, const char *text, struct cli_value
         values->plan = text;
         return 0;
     case CLI_PNG:
+        if (!*text)
+            return numoe_error_set(error, -EINVAL, NULL, "is empty; a file is needed");
         values->png = text;
         return 0;
     case CLI_REPEAT:
@@ -496,6 +498,8 @@ static int set_option(enum cli_option option, const char *text, struct cli_value
         values->resident = true;
         return 0;
     case CLI_SAVE:
+        if (!*text)
+            return numoe_error_set(error, -EINVAL, NULL, "is empty; a file is needed");
         values->save = text;
         return 0;
     case CLI_SEED:
@@ -518,6 +522,8 @@ static int set_option(enum cli_option option, const char *text, struct cli_value
         values->stream = true;
         return 0;
     case CLI_SVG:
+        if (!*text)
+            return numoe_error_set(error, -EINVAL, NULL, "is empty; a file is needed");
         values->svg = text;
         return 0;
     case CLI_THREADS:

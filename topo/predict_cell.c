@@ -348,8 +348,11 @@ static const char *quantity(char text[24], double value, const char *unit)
     static const char *const prefixes[] = {"", "k", "M", "G", "T", "P"};
     unsigned prefix = 0;
 
-    if (value < 1) {
-        snprintf(text, 24, "%.2f m%s", value * 1000, unit);
+    if (value < 1) { /* of a byte or an operation there is no part */
+        if (*unit == 's')
+            snprintf(text, 24, "%.2f ms", value * 1000);
+        else
+            snprintf(text, 24, "0 %s", unit);
         return text;
     }
     while (value >= 1000 && prefix < 5) {

@@ -13,6 +13,11 @@ const char *topo_kind_name(enum numoe_node_kind kind)
     return (unsigned)kind < sizeof names / sizeof names[0] ? names[kind] : "?";
 }
 
+static const char *plural(uint32_t count)
+{
+    return count == 1 ? "" : "s";
+}
+
 static int ascending(const void *a, const void *b)
 {
     uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
@@ -60,7 +65,7 @@ static void print_devices(const struct numoe_machine *machine, FILE *out, uint32
             scratch[n] = machine->nodes[device->nodes[n]].os_index;
         fprintf(out, "%s %s:", device->gpu ? "GPU" : "drive", device->name);
         if (device->locality_known)
-            fprintf(out, " local to nodes %s",
+            fprintf(out, " local to node%s %s", plural(device->node_count),
                     topo_sorted_ranges(nodes, sizeof nodes, scratch, device->node_count));
         else
             fprintf(out, " locality not known");
@@ -140,9 +145,12 @@ void numoe_machine_print(const struct numoe_machine *machine, FILE *out)
         fprintf(out, "saved from: %s\n", machine->saved_source);
     if (machine->cpu_model[0])
         fprintf(out, "CPU: %s\n", machine->cpu_model);
-    fprintf(out, "%u memory nodes in %u domains, %u packages, %u cores, %u CPUs (%u allowed)\n",
-            machine->node_count, machine->domain_count, machine->package_count, machine->core_count,
-            machine->pu_count, allowed);
+    fprintf(out,
+            "%u memory node%s in %u domain%s, %u package%s, %u core%s, %u CPU%s (%u allowed)\n",
+            machine->node_count, plural(machine->node_count), machine->domain_count,
+            plural(machine->domain_count), machine->package_count, plural(machine->package_count),
+            machine->core_count, plural(machine->core_count), machine->pu_count,
+            plural(machine->pu_count), allowed);
     print_nodes(machine, out, scratch);
     print_calibration(machine, out);
     print_devices(machine, out, scratch);

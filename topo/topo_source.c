@@ -194,7 +194,9 @@ int topo_source_topology(const struct topo_source *source, hwloc_topology_t *top
             error, errno == ENOMEM ? -ENOMEM : -EINVAL, source->name,
             source->kind == TOPO_XML ? "hwloc cannot read this XML as a topology (version 2 is "
                                        "needed)"
-            : source->kind == TOPO_SYNTHETIC ? "neither a file nor a synthetic topology"
+            : source->kind == TOPO_SYNTHETIC
+                ? "neither a file nor a synthetic topology, which is like \"pack:2 "
+                  "[numa(memory=16GB)] core:4 pu:2\" and ends in pu"
             : source->kind == TOPO_CAPTURE
                 ? "hwloc cannot read this directory as a captured machine"
                 : "hwloc cannot read this machine");

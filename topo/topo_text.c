@@ -43,9 +43,10 @@ const char *topo_ranges(char *text, size_t size, const uint32_t *numbers, size_t
         char piece[32];
         size_t last = i, length;
 
-        while (last + 1 < count && numbers[last + 1] == numbers[last] + 1)
+        /* a number that stands there twice is one */
+        while (last + 1 < count && numbers[last + 1] - numbers[last] <= 1)
             last++;
-        if (last == i)
+        if (numbers[last] == numbers[i])
             snprintf(piece, sizeof piece, "%s%u", used ? "," : "", numbers[i]);
         else
             snprintf(piece, sizeof piece, "%s%u-%u", used ? "," : "", numbers[i], numbers[last]);
