@@ -139,8 +139,8 @@ static void explain_worker(const struct subject *s, uint32_t w)
     if (pu->node == place->node && pu->node_is_near)
         fprintf(s->out, "  why this node: it is that CPU's own memory\n");
     else if (pu->node != NUMOE_NONE && !pu->node_is_near)
-        fprintf(s->out, "  why this node: the CPU's own node has no memory; this is the nearest "
-                        "with some\n");
+        fprintf(s->out, "  why this node: the CPU's own node has no memory that may be used; "
+                        "this is the nearest with some\n");
     else
         fprintf(s->out, "  why this node: of the nodes in use it is the nearest to the CPU\n");
     for (uint32_t i = 0; i < s->plan->worker_count; i++)

@@ -350,6 +350,20 @@ static uint32_t count_workers(const struct choice *choice)
     return workers;
 }
 
+static void note_far(const struct choice *choice)
+{
+    const struct numoe_plan *plan = choice->build->plan;
+    uint32_t far = 0;
+
+    for (uint32_t i = 0; i < plan->worker_count; i++)
+        far += !choice->build->machine->pus[plan->workers[i].pu].node_is_near;
+    if (far)
+        plan_note(choice->build,
+                  "%u worker%s on CPUs without memory of their own that may be used: each works on "
+                  "the nearest node that has",
+                  far, far > 1 ? "s are" : " is");
+}
+
 static void note_efficiency(const struct choice *choice)
 {
     uint32_t low = UINT32_MAX, high = 0, fast = 0, slow = 0;
@@ -437,6 +451,7 @@ int plan_choose_workers(struct plan_build *build, struct numoe_error *error)
     if (use(&choice, workers) || list_workers(&choice, workers))
         goto out;
     note_efficiency(&choice);
+    note_far(&choice);
     for (uint32_t n = 0; n < build->plan->node_count; n++) {
         struct numoe_plan_node *node = &build->plan->nodes[n];
 
