@@ -5,10 +5,13 @@
 #include "cli_options.h"
 #include "cli_output.h"
 #include "draw_plan.h"
+#include "model.h"
+#include "numoe_kernels.h"
 
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -40,13 +43,70 @@ static int write_file(const char *path, const struct draw_page *page, draw_fn *d
     return rc ? refuse(path, rc, error.message) : CLI_OK;
 }
 
-int cli_draw_plan(const struct cli_values *values, const struct numoe_model_desc *desc,
-                  const struct numoe_machine *machine, const struct numoe_plan *plan)
+/* Local to the one node that the link hangs on. */
+static void place_gpu(const struct numoe_machine *machine, const struct numoe_predict_gpu *gpu,
+                      struct numoe_device *device, uint32_t *node)
 {
-    struct draw_subject subject = {cli_model_title(values), NULL, machine, plan};
+    *device = (struct numoe_device){.gpu = true,
+                                    .package = NUMOE_NONE,
+                                    .link_gbs = gpu->link_gbs,
+                                    .memory_bytes = gpu->memory_bytes};
+    snprintf(device->name, sizeof device->name, "%s", gpu->name);
+    for (*node = 0; *node < machine->node_count && machine->nodes[*node].os_index != gpu->node;)
+        ++*node;
+    if (*node == machine->node_count)
+        return;
+    device->locality_known = true;
+    device->package = machine->nodes[*node].package;
+    device->nodes = node;
+    device->node_count = 1;
+}
+
+/*
+ * The machine as predicted: with the GPUs that were given, if any were, or its own with the rates
+ * that copies reach. Drives stay. Everything but devices and nodes, which are the caller's to free,
+ * is the machine's. 0 or -ENOMEM.
+ */
+static int as_predicted(const struct numoe_machine *machine,
+                        const struct numoe_prediction *prediction, bool given,
+                        struct numoe_machine *view, uint32_t **nodes)
+{
+    uint32_t count = 0, gpu = 0;
+    struct numoe_device *devices;
+
+    devices = calloc((size_t)machine->device_count + prediction->gpu_count + 1, sizeof *devices);
+    *nodes = calloc((size_t)prediction->gpu_count + 1, sizeof **nodes);
+    *view = *machine;
+    view->devices = devices;
+    if (!devices || !*nodes)
+        return -ENOMEM;
+    for (uint32_t i = 0; i < machine->device_count; i++) {
+        if (machine->devices[i].gpu && given)
+            continue;
+        devices[count] = machine->devices[i];
+        /* predictions list those of the machine in its order, some left out */
+        if (devices[count].gpu && gpu < prediction->gpu_count &&
+            !strcmp(devices[count].name, prediction->gpus[gpu].name))
+            devices[count].link_gbs = prediction->gpus[gpu++].link_gbs;
+        count++;
+    }
+    for (uint32_t i = 0; given && i < prediction->gpu_count; i++)
+        place_gpu(machine, &prediction->gpus[i], &devices[count++], &(*nodes)[i]);
+    view->device_count = count;
+    return 0;
+}
+
+int cli_draw_plan(const struct cli_values *values, const struct numoe_model_desc *desc,
+                  const struct numoe_machine *machine, const struct numoe_plan *plan,
+                  const struct numoe_prediction *prediction)
+{
+    const struct numoe_expert_shape *shape = &plan->shape;
+    struct numoe_machine view;
+    struct draw_subject subject = {cli_model_title(values), NULL, &view, plan, prediction};
     struct numoe_error error = NUMOE_ERROR_INIT;
     struct draw_layout *layout = NULL;
     struct draw_page *page = NULL;
+    uint32_t *nodes = NULL;
     char detail[256];
     int code = CLI_OK;
 
@@ -57,10 +117,16 @@ int cli_draw_plan(const struct cli_values *values, const struct numoe_model_desc
                       "this numoe was built without cairo, which PNG needs; --svg does not");
     snprintf(detail, sizeof detail,
              "%" PRIu64 " MoE layers of %" PRIu64 " experts, %" PRIu64 " a token; hidden %" PRIu64
-             ", intermediate %" PRIu64,
-             desc->layers, desc->experts, desc->experts_per_token, desc->hidden,
-             desc->intermediate);
+             ", intermediate %" PRIu64 "; %s, %.1f GB",
+             desc->layers, desc->experts, desc->experts_per_token, desc->hidden, desc->intermediate,
+             numoe_format_info(desc->format)->title,
+             (double)shape->layers * (double)shape->experts *
+                 (double)(shape->slices * shape->slice_bytes + shape->expert_bytes) / 1e9);
     subject.detail = detail;
+    if (as_predicted(machine, prediction, values->gpu_count != 0, &view, &nodes)) {
+        code = refuse("plan", -ENOMEM, "out of memory");
+        goto out;
+    }
     if (draw_layout_create(&subject, &layout, &error) || draw_page_create(layout, &page, &error)) {
         code = cli_report("plan", CLI_STAGE_WORK, &error);
         goto out;
@@ -72,5 +138,7 @@ int cli_draw_plan(const struct cli_values *values, const struct numoe_model_desc
 out:
     draw_page_free(page);
     draw_layout_free(layout);
+    free(view.devices);
+    free(nodes);
     return code;
 }

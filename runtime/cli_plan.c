@@ -96,7 +96,11 @@ static int run(const struct cli_values *values)
         code = cli_report("plan", CLI_STAGE_OPTIONS, &error);
         goto free_machine;
     }
-    code = cli_draw_plan(values, &desc, machine, plan);
+    if (numoe_predict(machine, plan, &predict, &prediction, &error)) {
+        code = cli_report("plan", CLI_STAGE_OPTIONS, &error);
+        goto free_plan;
+    }
+    code = cli_draw_plan(values, &desc, machine, plan, prediction);
     if (code)
         goto free_plan;
     if (values->explain) {
@@ -105,10 +109,6 @@ static int run(const struct cli_values *values)
             goto free_plan;
         }
         code = cli_flush(CLI_OK);
-        goto free_plan;
-    }
-    if (numoe_predict(machine, plan, &predict, &prediction, &error)) {
-        code = cli_report("plan", CLI_STAGE_OPTIONS, &error);
         goto free_plan;
     }
     if (values->json) {
@@ -169,10 +169,9 @@ const struct cli_verb cli_plan = {
     .description =
         "Plan a model on this machine or another; it is named (--model list shows which there\n"
         "are), found in the checkpoint directory DIR, or described by --hidden, --intermediate,\n"
-        "--experts, --experts-per-token and --layers. What each memory node would hold, which CPUs "
-        "would work, and why; and how\n"
-        "fast the experts can be on CPUs, on GPUs by streaming and on both, with the bound that\n"
-        "sets it. Nothing is allocated and no weight is read.\n"
+        "--experts, --experts-per-token and --layers. What each memory node would hold, which\n"
+        "CPUs would work, and why; and how fast the experts can be on CPUs, on GPUs by streaming\n"
+        "and on both, with the bound that sets it. Nothing is allocated and no weight is read.\n"
         "With --tp and --ep the machine is divided among ranks: processes that hold parts of the\n"
         "model, on nodes of their own, and add up their outputs. All are summed up, or --rank\n"
         "shows one.\n",

@@ -1,11 +1,11 @@
 /*
  * Where everything in the picture of a plan stands.
  *
- * A page is a header, a grid of packages, and notes. A package is a grid of memory domains, a
- * domain a grid of nodes; nodes without CPUs stand apart at the end of their package, and what has
- * no package follows in a row of its own. All packages have the same numbers of columns, so all
- * nodes are equally wide and stand in line. Those numbers are found by trying: widths follow from
- * them downwards, heights upwards, and the flattest page without gaps is taken.
+ * A page is a header, what is predicted, a grid of packages, and notes. A package is a grid of
+ * memory domains, a domain a grid of nodes; nodes without CPUs stand apart at the end of their
+ * package, and what has no package follows in a row of its own. All packages have the same numbers
+ * of columns, so all nodes are equally wide and stand in line. Those numbers are found by trying:
+ * widths follow from them downwards, heights upwards, and the flattest page without gaps is taken.
  *
  * SPDX-License-Identifier: Apache-2.0
  */
@@ -356,6 +356,21 @@ static double place_header(struct draw_layout *layout, double w)
     return margin - 8 + y;
 }
 
+static double place_speeds(struct draw_layout *layout, double y, double w)
+{
+    double at = y + 7;
+    uint32_t box;
+
+    if (!layout->speed_count)
+        return 0;
+    box = add(layout, 0, DRAW_SPEEDS, NUMOE_NONE, margin, y, w, 0);
+    for (uint32_t i = 0; i <= layout->speed_count; i++)
+        add(layout, box, DRAW_SPEED, i, margin + 12, at + i * note_line, w - 24, note_line);
+    at += (layout->speed_count + 1) * note_line + 7;
+    set_height(layout, box, at - y);
+    return at - y + package_gap;
+}
+
 static double place_notes(struct draw_layout *layout, double y, double w)
 {
     double at = y + 8;
@@ -474,7 +489,8 @@ static double place_all(struct draw_layout *layout, const struct columns *column
     layout->detail_size = inner >= 260 ? 11.5 : 10;
     size_pus(layout, inner);
     add(layout, NUMOE_NONE, DRAW_CANVAS, NUMOE_NONE, 0, 0, columns->page, 0);
-    y = place_header(layout, w) + package_gap;
+    y = place_header(layout, w) + 8;
+    y += layout->speed_count ? place_speeds(layout, y, w) : package_gap - 8;
     first = layout->box_count;
     for (uint32_t s = 0; s < layout->slot_count; s++) {
         double height;
@@ -706,6 +722,41 @@ static void find_pus(struct draw_layout *layout)
     layout->pu_first[count] = machine->pu_count - layout->nowhere;
 }
 
+/* Decode is the smallest size, prefill that of the choice of forms, else the largest. */
+static void find_speeds(struct draw_layout *layout)
+{
+    enum { PREFILL_TOKENS = 4096, DECODE_TOKENS = 16 };
+    const struct numoe_prediction *prediction = layout->subject->prediction;
+    uint32_t few = UINT32_MAX, many = 0;
+
+    for (uint32_t i = 0; prediction && i < prediction->cell_count; i++) {
+        uint32_t tokens = prediction->cells[i].tokens;
+
+        few = tokens < few ? tokens : few;
+        many =
+            many == PREFILL_TOKENS || (tokens < many && tokens != PREFILL_TOKENS) ? many : tokens;
+    }
+    layout->few_tokens = few;
+    layout->many_tokens = many;
+    for (enum numoe_way way = 0; prediction && way < NUMOE_WAYS; way++) {
+        struct draw_speed speed = {way, NUMOE_NONE, NUMOE_NONE};
+        /* nobody streams all that a few tokens hit, where the CPUs may read it */
+        bool decodes =
+            way == NUMOE_WAY_CPU || way == NUMOE_WAY_SHARED || few > DECODE_TOKENS || few == many;
+
+        for (uint32_t i = 0; i < prediction->cell_count; i++) {
+            if (prediction->cells[i].way != way)
+                continue;
+            if (prediction->cells[i].tokens == few && decodes)
+                speed.few = i;
+            if (prediction->cells[i].tokens == many)
+                speed.many = i;
+        }
+        if (speed.many != NUMOE_NONE)
+            layout->speeds[layout->speed_count++] = speed;
+    }
+}
+
 static int gather(struct draw_layout *layout)
 {
     const struct numoe_machine *machine = layout->subject->machine;
@@ -752,6 +803,7 @@ static int gather(struct draw_layout *layout)
     }
     for (uint32_t i = 0; i < plan->node_count; i++)
         layout->plan_node[plan->nodes[i].node] = i;
+    find_speeds(layout);
     layout->legend[DRAW_LEGEND_USED] = draw_total_memory(layout).used > 0;
     layout->legend[DRAW_LEGEND_EXPERTS] = true;
     layout->legend[DRAW_LEGEND_KEPT] = true;

@@ -560,6 +560,14 @@ static const char *counted(char words[48], uint32_t count, const char *what)
     return words;
 }
 
+/* Of a path the last part: where somebody keeps files is nobody else's business. */
+static const char *file_name(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+
+    return slash && slash[1] ? slash + 1 : path;
+}
+
 static void header(struct draw_page *page, const struct draw_layout *layout,
                    const struct draw_box *from)
 {
@@ -589,13 +597,79 @@ static void header(struct draw_page *page, const struct draw_layout *layout,
              counted(counts[2], machine->node_count, "node"),
              counted(counts[3], machine->core_count, "core"),
              counted(counts[4], machine->pu_count, "CPU"), span, *model ? between : "", model,
-             between, machine->live ? "this machine" : machine->source);
+             between, machine->live ? "this machine" : file_name(machine->source));
     text(page, r.x, r.y + 64, r.w, 13, false, DRAW_LEFT, INK, words);
     snprintf(words, sizeof words, "Experts take %s of the %s of %s; %s",
              draw_bytes(bytes[0], all.experts), draw_bytes(bytes[1], all.capacity),
              counted(counts[0], subject->plan->node_count, "node"),
              counted(counts[1], subject->plan->worker_count, "worker"));
     text(page, r.x, r.y + 86, r.w, 14, true, DRAW_LEFT, INK, words);
+}
+
+/* "1597", "66.5": four digits. */
+static void rate(char *words, size_t size, double tokens_per_s)
+{
+    snprintf(words, size, "%.*f tokens/s",
+             tokens_per_s < 10     ? 3
+             : tokens_per_s < 100  ? 2
+             : tokens_per_s < 1000 ? 1
+                                   : 0,
+             tokens_per_s);
+}
+
+/* One size of one way: how fast, and what sets that. */
+static void cell(struct draw_page *page, const struct draw_layout *layout, uint32_t index, double x,
+                 double baseline, double first, double second)
+{
+    const struct numoe_prediction_cell *of;
+    char words[224];
+
+    if (index == NUMOE_NONE)
+        return;
+    of = &layout->subject->prediction->cells[index];
+    if (!of->possible) {
+        snprintf(words, sizeof words, "not possible: %s", of->why);
+        text(page, x, baseline, first + second - 12, 11, false, DRAW_LEFT, GREY, words);
+        return;
+    }
+    rate(words, sizeof words, of->tokens_per_s);
+    text(page, x, baseline, first - 8, 11.5, true, DRAW_LEFT, INK, words);
+    text(page, x + first, baseline, second - 12, 11, false, DRAW_LEFT, GREY, of->why);
+}
+
+static void speed(struct draw_page *page, const struct draw_layout *layout,
+                  const struct draw_box *from)
+{
+    static const char *const ways[NUMOE_WAYS] = {
+        [NUMOE_WAY_CPU] = "CPUs",
+        [NUMOE_WAY_STREAM_ONE] = "one GPU, weights copied",
+        [NUMOE_WAY_STREAM] = "all GPUs, weights copied",
+        [NUMOE_WAY_CACHE] = "GPUs keeping what fits",
+        [NUMOE_WAY_SHARED] = "CPUs and GPUs together",
+    };
+    bool one = layout->few_tokens == layout->many_tokens;
+    struct draw_rect r = from->rect;
+    /* the bound of many tokens has the longer words */
+    double label = 172, first = 122, few = (r.w - label) * (one ? 1 : 0.45);
+    const struct draw_speed *of;
+    char words[64];
+
+    if (!from->subject) {
+        text(page, r.x, r.y + 13, label - 8, 12, true, DRAW_LEFT, INK, "Predicted");
+        snprintf(words, sizeof words, "%u token%s a pass", layout->few_tokens,
+                 layout->few_tokens == 1 ? "" : "s");
+        text(page, r.x + label, r.y + 13, few - 12, 12, true, DRAW_LEFT, INK, words);
+        snprintf(words, sizeof words, "%u tokens a pass", layout->many_tokens);
+        if (!one)
+            text(page, r.x + label + few, r.y + 13, r.w - label - few, 12, true, DRAW_LEFT, INK,
+                 words);
+        return;
+    }
+    of = &layout->speeds[from->subject - 1];
+    text(page, r.x, r.y + 13, label - 8, 11.5, false, DRAW_LEFT, INK, ways[of->way]);
+    cell(page, layout, of->few, r.x + label, r.y + 13, first, few - first);
+    if (!one)
+        cell(page, layout, of->many, r.x + label + few, r.y + 13, first, r.w - label - few - first);
 }
 
 static void paint(struct draw_page *page, const struct draw_layout *layout,
@@ -619,6 +693,12 @@ static void paint(struct draw_page *page, const struct draw_layout *layout,
         break;
     case DRAW_LEGEND:
         legend(page, layout, from);
+        break;
+    case DRAW_SPEEDS:
+        box(page, r, PAPER, PACKAGE_LINE, 6);
+        break;
+    case DRAW_SPEED:
+        speed(page, layout, from);
         break;
     case DRAW_PACKAGE:
         package(page, layout, from);

@@ -14,6 +14,7 @@
 
 #include "base/numoe_base.h"
 #include "numoe_topo.h"
+#include "predict.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -24,7 +25,8 @@ struct draw_subject {
     const char *title;  /* the model's name or directory */
     const char *detail; /* what the model is, in one line; may be empty */
     const struct numoe_machine *machine;
-    const struct numoe_plan *plan; /* made from machine */
+    const struct numoe_plan *plan;             /* made from machine */
+    const struct numoe_prediction *prediction; /* of that plan, or NULL */
 };
 
 struct draw_rect {
@@ -36,6 +38,8 @@ enum draw_box_kind {
     DRAW_HEADER,
     DRAW_TOTAL_BAR, /* memory of all planned nodes */
     DRAW_LEGEND,    /* subject: enum draw_legend */
+    DRAW_SPEEDS,    /* what is predicted */
+    DRAW_SPEED,     /* a line of it; subject: 0 the heading, else index in speeds and 1 */
     DRAW_PACKAGE,   /* subject: index in slots */
     DRAW_GROUP,     /* subject: index in groups: a memory domain, or nodes that stand apart */
     DRAW_NODE,      /* subject: dense index in the machine; so for its parts up to DRAW_NODE_FOOT */
@@ -95,6 +99,12 @@ struct draw_slot {
     uint32_t first, count; /* in groups */
 };
 
+/* A way to compute, and what is predicted of it: cells, or NUMOE_NONE. */
+struct draw_speed {
+    enum numoe_way way;
+    uint32_t few, many;
+};
+
 struct draw_layout {
     const struct draw_subject *subject;
     struct draw_box *boxes;
@@ -116,6 +126,9 @@ struct draw_layout {
     uint32_t nowhere; /* PUs that no node serves */
     char **lines;     /* notes, cut into lines */
     uint32_t line_count;
+    struct draw_speed speeds[NUMOE_WAYS];
+    uint32_t speed_count;
+    uint32_t few_tokens, many_tokens; /* a pass; equal when only one size is predicted */
 
     /* How PUs are drawn, alike in the whole picture. */
     double pu_width, pu_height, core_gap, cache_gap;

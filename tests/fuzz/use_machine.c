@@ -127,6 +127,27 @@ static void check_cell(const struct numoe_prediction_cell *cell)
                    numoe_way_name(cell->way), numoe_bound_name(b), cell->parts_ms[b]);
 }
 
+static void draw(const struct use *use, const struct numoe_plan *plan,
+                 const struct numoe_prediction *prediction)
+{
+    struct draw_subject subject = {"fuzz", "", use->machine, plan, prediction};
+    struct numoe_error error = NUMOE_ERROR_INIT;
+    struct draw_layout *layout = NULL;
+    struct draw_page *page = NULL;
+    struct fuzz_print print;
+    char *text;
+
+    check_that(!draw_layout_create(&subject, &layout, &error), "%s", error.message);
+    check_that(!draw_page_create(layout, &page, &error), "%s", error.message);
+    fuzz_print_open(&print);
+    check_that(!draw_svg(page, print.out, &error), "%s", error.message);
+    text = fuzz_print_take(&print);
+    fuzz_check_text(text, use->input);
+    free(text);
+    draw_page_free(page);
+    draw_layout_free(layout);
+}
+
 static void predict(const struct use *use, const struct numoe_plan *plan)
 {
     struct numoe_predict_gpu gpu = {"a10", plan->nodes[0].os_index, 25, (uint64_t)24 << 30, 0, 0};
@@ -134,7 +155,7 @@ static void predict(const struct use *use, const struct numoe_plan *plan)
     struct numoe_error error = NUMOE_ERROR_INIT;
     struct numoe_prediction *prediction = NULL;
 
-    /* with the GPUs that the machine has, then with one that is given */
+    /* with the GPUs that the machine has, as a picture too, then with one that is given */
     for (uint32_t given = 0; given < 2; given++) {
         struct fuzz_print print;
         char *text;
@@ -159,28 +180,10 @@ static void predict(const struct use *use, const struct numoe_plan *plan)
         text = fuzz_print_take(&print);
         fuzz_check_json(text);
         free(text);
+        if (!given)
+            draw(use, plan, prediction);
         numoe_prediction_free(prediction);
     }
-}
-
-static void draw(const struct use *use, const struct numoe_plan *plan)
-{
-    struct draw_subject subject = {"fuzz", "", use->machine, plan};
-    struct numoe_error error = NUMOE_ERROR_INIT;
-    struct draw_layout *layout = NULL;
-    struct draw_page *page = NULL;
-    struct fuzz_print print;
-    char *text;
-
-    check_that(!draw_layout_create(&subject, &layout, &error), "%s", error.message);
-    check_that(!draw_page_create(layout, &page, &error), "%s", error.message);
-    fuzz_print_open(&print);
-    check_that(!draw_svg(page, print.out, &error), "%s", error.message);
-    text = fuzz_print_take(&print);
-    fuzz_check_text(text, use->input);
-    free(text);
-    draw_page_free(page);
-    draw_layout_free(layout);
 }
 
 /* ---- plans ---- */
@@ -239,10 +242,8 @@ static void plan_by_default(const struct use *use)
         print_plan(use, full);
         reload_plan(use, full);
         explain_all(use, full);
-        if (use->luck % ONE_OF == 0 && use->machine->pu_count <= MOST_DRAWN) {
+        if (use->luck % ONE_OF == 0 && use->machine->pu_count <= MOST_DRAWN)
             predict(use, full);
-            draw(use, full);
-        }
     }
     numoe_plan_free(full);
     request.shape = large;

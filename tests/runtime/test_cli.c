@@ -384,9 +384,13 @@ Test(cli_plan, what_does_not_fit_is_exit_code_3, .timeout = 60)
     assert_refused(answer, 3, "short");
 }
 
+#define BOX NUMOE_TEST_DATA "/topo/data/epyc-7h12-2s-32n.xml"
+
 Test(cli_plan, draws_what_it_plans, .timeout = 60)
 {
+    static char text[1 << 20];
     char directory[] = "/tmp/numoe-picture-XXXXXX", path[64], head[8] = {0};
+    size_t length;
     struct answer answer;
     FILE *file;
 
@@ -401,6 +405,26 @@ Test(cli_plan, draws_what_it_plans, .timeout = 60)
     fclose(file);
     cr_assert_str_eq(head, "<svg");
     forget(&answer);
+    unlink(path);
+
+    /* the GPU that is predicted, not those that the machine has */
+    answer = numoe("plan", "--model", "v4-flash", "--topology", BOX, "--gpu", "a10@4,25,24",
+                   "--svg", path, NULL);
+    cr_assert_eq(answer.status, 0, "%s", answer.err);
+    cr_assert_not_null(strstr(answer.out, "a10 at node 4 (25 GB/s, 24 GB)"));
+    forget(&answer);
+    file = fopen(path, "re");
+    cr_assert_not_null(file);
+    length = fread(text, 1, sizeof text - 1, file);
+    fclose(file);
+    text[length] = 0;
+    cr_expect_not_null(strstr(text, ">GPU a10 at node 4<"));
+    cr_expect_not_null(strstr(text, ">link 25.0 GB/s<"));
+    cr_expect_not_null(strstr(text, ">22.4 GiB, all experts 5.9 s<"));
+    cr_expect_not_null(strstr(text, ">695.5 tokens/s<"));
+    cr_expect_not_null(strstr(text, "epyc-7h12-2s-32n.xml<"));
+    cr_expect_null(strstr(text, BOX));
+    cr_expect_null(strstr(text, "cuda"));
     unlink(path);
 
     snprintf(path, sizeof path, "%s/plan.png", directory);
@@ -440,8 +464,6 @@ Test(cli_plan, nodes_and_cpus_that_are_not_there_are_refused, .timeout = 60)
     answer = numoe("plan", "--model", "v4-flash", "--topology", DUAL_7H12, "--cpus", "256", NULL);
     assert_refused(answer, 2, "256");
 }
-
-#define BOX NUMOE_TEST_DATA "/topo/data/epyc-7h12-2s-32n.xml"
 
 static const char *const a10s[] = {"a10@4,25GB/s,24GB", "a10@20,25GB/s,24GB"};
 

@@ -34,6 +34,7 @@ enum { MACHINE_COUNT = sizeof machines / sizeof machines[0] };
 struct picture {
     struct numoe_machine *machine;
     struct numoe_plan *plan;
+    struct numoe_prediction *prediction;
     struct draw_subject subject;
     struct draw_layout *layout;
     struct draw_page *page;
@@ -49,8 +50,22 @@ static struct picture draw(struct numoe_machine *machine, uint64_t layers, const
     request.shape.layers = layers;
     request.shape.experts = layers > 1 ? 256 : 8;
     picture.plan = plan_of(machine, &request);
-    picture.subject = (struct draw_subject){title, "so many layers", machine, picture.plan};
+    picture.subject = (struct draw_subject){title, "so many layers", machine, picture.plan, NULL};
     return picture;
+}
+
+/* With what is predicted at these sizes; none: at the usual ones. */
+static void predict(struct picture *picture, const uint32_t *tokens, uint32_t count)
+{
+    struct numoe_predict_options options = NUMOE_PREDICT_OPTIONS_INIT;
+    struct numoe_error error = NUMOE_ERROR_INIT;
+
+    options.tokens = tokens;
+    options.token_count = count;
+    cr_assert_eq(
+        numoe_predict(picture->machine, picture->plan, &options, &picture->prediction, &error), 0,
+        "%s", error.message);
+    picture->subject.prediction = picture->prediction;
 }
 
 static void lay_out(struct picture *picture)
@@ -66,6 +81,7 @@ static void forget(struct picture *picture)
 {
     draw_page_free(picture->page);
     draw_layout_free(picture->layout);
+    numoe_prediction_free(picture->prediction);
     numoe_plan_free(picture->plan);
     numoe_machine_free(picture->machine);
 }
@@ -296,6 +312,45 @@ Test(draw, the_picture_says_what_the_plan_says, .timeout = 60)
     cr_assert_lt(strlen(text), 200000);
     free(text);
     forget(&picture);
+}
+
+/* How fast, and which bound sets that, before anything else. */
+Test(draw, the_picture_says_what_is_predicted, .timeout = 60)
+{
+    static const uint32_t sizes[][2] = {{512, 64}, {4096, 4096}, {1, 16384}};
+    static const char *const heads[][2] = {{">64 tokens a pass<", ">512 tokens a pass<"},
+                                           {">4096 tokens a pass<", ">4096 tokens a pass<"},
+                                           {">1 token a pass<", ">16384 tokens a pass<"}};
+    struct picture picture = draw(machine_of(EPYC), 43, "v4-flash");
+    char *text;
+
+    predict(&picture, NULL, 0);
+    lay_out(&picture);
+    check_layout(&picture, "with predictions");
+    check_page(&picture, "with predictions");
+    text = svg_of(&picture);
+    check_xml(text, "with predictions");
+    cr_expect_not_null(strstr(text, ">1 token a pass<"));
+    cr_expect_not_null(strstr(text, ">4096 tokens a pass<"));
+    cr_expect_not_null(strstr(text, ">66.46 tokens/s<"));
+    cr_expect_not_null(strstr(text, ">771.4 tokens/s<"));
+    cr_expect_not_null(strstr(text, ">link: 147 GB a pass over 27.7 GB/s = 5.31 s<"));
+    cr_expect_not_null(strstr(text, ">CPUs and GPUs together<"));
+    free(text);
+    forget(&picture);
+
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        picture = draw(machine_of(i ? EPYC : "pack:1 core:2 pu:1"), 1, "a model");
+        predict(&picture, sizes[i], 2);
+        lay_out(&picture);
+        check_layout(&picture, heads[i][0]);
+        check_page(&picture, heads[i][0]);
+        text = svg_of(&picture);
+        cr_expect_not_null(strstr(text, heads[i][0]));
+        cr_expect_not_null(strstr(text, heads[i][1]));
+        free(text);
+        forget(&picture);
+    }
 }
 
 /* Devices stand with the domain of their nodes; a device of nowhere stands outside. */
