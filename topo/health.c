@@ -1,6 +1,7 @@
 /* What of a system's settings and limits costs speed. SPDX-License-Identifier: Apache-2.0 */
 #include "health.h"
 
+#include "topo_build.h"
 #include "topo_print.h"
 #include "topo_system.h"
 #include "topo_text.h"
@@ -8,10 +9,12 @@
 #include <errno.h>
 #include <limits.h>
 #include <math.h>
+#include <numaif.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 /* ---- reading ---- */
 
@@ -91,6 +94,24 @@ static void read_swap(const char *root, struct health_values *values)
     values->swap_used_bytes = values->swap_bytes > unused ? values->swap_bytes - unused : 0;
 }
 
+/* Whether the limit of locked memory is none for this process: CAP_IPC_LOCK, and not within a user
+ * namespace only. */
+static bool may_lock(const char *root)
+{
+    enum { IPC_LOCK = 14 };
+    char path[PATH_MAX], text[4096], *line;
+    unsigned long long from = 1, to = 1, count = 0;
+
+    if (!read_under(root, "proc/self/uid_map", text, sizeof text) ||
+        sscanf(text, "%llu %llu %llu", &from, &to, &count) != 3 || from || to || count < UINT32_MAX)
+        return false;
+    if (snprintf(path, sizeof path, "%s/proc/self/status", root) >= (int)sizeof path ||
+        topo_read_text(path, text, sizeof text) <= 0)
+        return false;
+    line = strstr(text, "CapEff:");
+    return line && strtoull(line + strlen("CapEff:"), NULL, 16) >> IPC_LOCK & 1;
+}
+
 static void read_locked(const char *root, struct health_values *values)
 {
     char path[PATH_MAX], text[4096], *line, *end;
@@ -104,8 +125,32 @@ static void read_locked(const char *root, struct health_values *values)
         return;
     line += strlen("Max locked memory");
     limit = strtoull(line, &end, 10);
-    if (end != line)
+    if (end != line && !may_lock(root))
         values->locked_bytes = limit;
+}
+
+/* Bind a page of address space, which never gets memory, to a node that may be used. */
+static int try_policy(const struct numoe_machine *machine)
+{
+    enum { LONG_BITS = 8 * sizeof(unsigned long), BYTES = 4096 };
+    unsigned long mask[TOPO_MAX_NODES / LONG_BITS] = {0};
+    uint32_t node = 0;
+    void *page;
+    int failed;
+
+    while (node < machine->node_count &&
+           (!machine->nodes[node].allowed || !machine->nodes[node].capacity_bytes))
+        node++;
+    if (node == machine->node_count || machine->nodes[node].os_index >= TOPO_MAX_NODES)
+        return 0;
+    mask[machine->nodes[node].os_index / LONG_BITS] |= 1ul
+                                                       << machine->nodes[node].os_index % LONG_BITS;
+    page = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (page == MAP_FAILED)
+        return 0;
+    failed = mbind(page, BYTES, MPOL_BIND, mask, TOPO_MAX_NODES + 1, 0) ? errno : 0;
+    munmap(page, BYTES);
+    return failed;
 }
 
 static void read_huge(const struct numoe_machine *machine, const char *root,
@@ -152,6 +197,7 @@ int health_read(const struct numoe_machine *machine, const char *root, struct he
     read_swap(root, values);
     read_locked(root, values);
     read_huge(machine, root, values);
+    values->policy_error = *root ? 0 : try_policy(machine);
     topo_cgroup_find(root, &cgroup);
     values->cpu_quota = topo_cgroup_cpus(&cgroup);
     values->cgroup_bytes = topo_cgroup_memory_left(&cgroup);
@@ -428,6 +474,14 @@ static void judge_container(struct judge *judge)
         say(w->message, "the memory of %s may not be used (cpuset)", names);
         say(w->fix, "docker update --cpuset-mems LIST CONTAINER, or systemctl set-property UNIT "
                     "AllowedMemoryNodes=");
+    }
+    if (judge->values->policy_error && nodes_with_memory(machine) > 1) {
+        w = warn(judge, "memory_policy");
+        say(w->message,
+            "memory cannot be bound to nodes (mbind: %s): it lies where it is touched first, and "
+            "nothing keeps it there",
+            strerror(judge->values->policy_error));
+        say(w->fix, "docker run --cap-add SYS_NICE, or a seccomp profile that allows mbind");
     }
     if (judge->values->cgroup_bytes < total / 10 * 9) {
         w = warn(judge, "memory_limit");

@@ -28,10 +28,11 @@ struct health_values {
     char governor[32];   /* of the first CPU whose governor is not "performance"; or empty */
     uint32_t slow_cpus;  /* CPUs with such a governor */
     uint64_t swap_bytes, swap_used_bytes;
-    uint64_t locked_bytes;     /* soft limit of locked memory; UINT64_MAX: none, or not known */
+    uint64_t locked_bytes;     /* limit of locked memory; UINT64_MAX: none, or not known */
     double cpu_quota;          /* 0: none */
     uint64_t cgroup_bytes;     /* what the cgroup still grants; UINT64_MAX: no limit */
     struct health_node *nodes; /* of machine->nodes */
+    int policy_error;          /* errno of binding memory to a node; 0: works, or was not tried */
 };
 
 /* @return 0 (free with health_free) or -ENOMEM */

@@ -3,6 +3,7 @@
 
 #include "health.h"
 
+#include <errno.h>
 #include <stdarg.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -231,6 +232,16 @@ Test(topo_health, swap_and_locked_memory)
     EXPECT(machine, "swap");
     put("proc/self/limits", "Max locked memory         8388608              8388608  bytes\n");
     EXPECT(machine, "swap", "memlock");
+
+    /* whoever may lock as much as it likes has no limit, but not within a user namespace */
+    put("proc/self/status", "Name:\tnumoe\nCapEff:\t000001fffeffffff\n");
+    EXPECT(machine, "swap", "memlock");
+    put("proc/self/uid_map", "         0       1000          1\n");
+    EXPECT(machine, "swap", "memlock");
+    put("proc/self/uid_map", "         0          0 4294967295\n");
+    EXPECT(machine, "swap");
+    put("proc/self/status", "Name:\tnumoe\nCapEff:\t0000000000000000\n");
+    EXPECT(machine, "swap", "memlock");
     numoe_machine_free(machine);
 }
 
@@ -320,7 +331,8 @@ Test(topo_health, words_fit_their_places)
                                    .swap_used_bytes = UINT64_MAX,
                                    .locked_bytes = 0,
                                    .cpu_quota = 1.234567,
-                                   .cgroup_bytes = 0};
+                                   .cgroup_bytes = 0,
+                                   .policy_error = EPERM};
     struct numoe_warnings warnings = {0};
     char *text;
 
@@ -332,7 +344,7 @@ Test(topo_health, words_fit_their_places)
         machine->nodes[i].capacity_bytes /= 2;
     machine->pus[0].allowed = machine->nodes[3].allowed = false;
     cr_assert_eq(health_judge(machine, &values, &warnings), 0);
-    cr_assert_geq(warnings.count, 14);
+    cr_assert_geq(warnings.count, 15);
     for (uint32_t i = 0; i < warnings.count; i++) {
         cr_expect_lt(strlen(warnings.list[i].message), sizeof warnings.list[i].message - 1,
                      "%s is cut", warnings.list[i].message);
@@ -347,6 +359,31 @@ Test(topo_health, words_fit_their_places)
     numoe_warnings_free(&warnings);
     health_free(&values);
     numoe_machine_free(machine);
+}
+
+/* Where there is one node memory cannot lie elsewhere. */
+Test(topo_health, a_denied_policy_is_said_where_there_are_nodes_to_choose_from)
+{
+    for (uint32_t several = 0; several < 2; several++) {
+        struct numoe_machine *machine =
+            machine_of(several ? "numa:2(memory=8GB) core:1 pu:1" : "core:1 pu:1");
+        struct health_values values = {.max_map_count = HEALTH_NOT_KNOWN,
+                                       .locked_bytes = UINT64_MAX,
+                                       .cgroup_bytes = UINT64_MAX,
+                                       .policy_error = EPERM};
+        struct numoe_warnings warnings = {0};
+
+        values.nodes = calloc(machine->node_count, sizeof *values.nodes);
+        cr_assert_eq(health_judge(machine, &values, &warnings), 0);
+        cr_expect_eq(warnings.count, several);
+        if (several) {
+            cr_expect_str_eq(warnings.list[0].what, "memory_policy");
+            cr_expect_not_null(strstr(warnings.list[0].message, "Operation not permitted"));
+        }
+        numoe_warnings_free(&warnings);
+        health_free(&values);
+        numoe_machine_free(machine);
+    }
 }
 
 Test(topo_health, this_machine_can_be_judged)
