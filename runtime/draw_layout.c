@@ -364,9 +364,9 @@ static double place_speeds(struct draw_layout *layout, double y, double w)
     if (!layout->speed_count)
         return 0;
     box = add(layout, 0, DRAW_SPEEDS, NUMOE_NONE, margin, y, w, 0);
-    for (uint32_t i = 0; i <= layout->speed_count; i++)
+    for (uint32_t i = 0; i < layout->speed_count + 2; i++)
         add(layout, box, DRAW_SPEED, i, margin + 12, at + i * note_line, w - 24, note_line);
-    at += (layout->speed_count + 1) * note_line + 7;
+    at += (layout->speed_count + 2) * note_line + 7;
     set_height(layout, box, at - y);
     return at - y + package_gap;
 }

@@ -637,6 +637,23 @@ static void cell(struct draw_page *page, const struct draw_layout *layout, uint3
     text(page, x + first, baseline, second - 12, 11, false, DRAW_LEFT, GREY, of->why);
 }
 
+/* The figures that predictions rest on, and which of them nobody measured or gave. */
+static void figures(struct draw_page *page, const struct draw_layout *layout, struct draw_rect r)
+{
+    const struct numoe_prediction *prediction = layout->subject->prediction;
+    char words[768] = "";
+    size_t length = 0;
+
+    for (uint32_t i = 0; i < prediction->figure_count && length < sizeof words; i++) {
+        const struct numoe_prediction_figure *f = &prediction->figures[i];
+
+        length += (size_t)snprintf(words + length, sizeof words - length, "%s%s %.4g %s%s",
+                                   i ? ", " : "from ", f->name, f->value, f->unit,
+                                   f->assumed ? " (assumed)" : "");
+    }
+    text(page, r.x, r.y + 13, r.w, 11, false, DRAW_LEFT, GREY, words);
+}
+
 static void speed(struct draw_page *page, const struct draw_layout *layout,
                   const struct draw_box *from)
 {
@@ -663,6 +680,10 @@ static void speed(struct draw_page *page, const struct draw_layout *layout,
         if (!one)
             text(page, r.x + label + few, r.y + 13, r.w - label - few, 12, true, DRAW_LEFT, INK,
                  words);
+        return;
+    }
+    if (from->subject > layout->speed_count) {
+        figures(page, layout, r);
         return;
     }
     of = &layout->speeds[from->subject - 1];

@@ -39,7 +39,8 @@ enum draw_box_kind {
     DRAW_TOTAL_BAR, /* memory of all planned nodes */
     DRAW_LEGEND,    /* subject: enum draw_legend */
     DRAW_SPEEDS,    /* what is predicted */
-    DRAW_SPEED,     /* a line of it; subject: 0 the heading, else index in speeds and 1 */
+    DRAW_SPEED,     /* a line of it; subject: 0 the heading, else index in speeds and 1; the
+                       last what figures it rests on */
     DRAW_PACKAGE,   /* subject: index in slots */
     DRAW_GROUP,     /* subject: index in groups: a memory domain, or nodes that stand apart */
     DRAW_NODE,      /* subject: dense index in the machine; so for its parts up to DRAW_NODE_FOOT */

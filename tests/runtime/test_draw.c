@@ -336,6 +336,7 @@ Test(draw, the_picture_says_what_is_predicted, .timeout = 60)
     cr_expect_not_null(strstr(text, ">771.4 tokens/s<"));
     cr_expect_not_null(strstr(text, ">link: 147 GB a pass over 27.7 GB/s = 5.31 s<"));
     cr_expect_not_null(strstr(text, ">CPUs and GPUs together<"));
+    cr_expect_not_null(strstr(text, ">from memory bandwidth 307.2 GB/s (assumed), cores reading "));
     free(text);
     forget(&picture);
 
