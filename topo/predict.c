@@ -303,6 +303,7 @@ static int gpus(struct work *work, struct numoe_error *error)
     const struct numoe_machine *machine = work->machine;
     uint32_t room = options->gpus ? options->gpu_count : machine->device_count;
     struct numoe_prediction *out = work->out;
+    uint32_t left_out = 0;
     double link = 0;
 
     if (options->gpus && options->gpu_count > BOX_MOST_GPUS)
@@ -331,9 +332,12 @@ static int gpus(struct work *work, struct numoe_error *error)
         const struct numoe_device *device = &machine->devices[i];
         struct numoe_predict_gpu gpu = {.node = NUMOE_NONE};
 
-        if (!device->gpu || !(device->link_gbs > 0) || !device->memory_bytes ||
-            out->gpu_count == BOX_MOST_GPUS)
+        if (!device->gpu)
             continue;
+        if (!(device->link_gbs > 0) || !device->memory_bytes || out->gpu_count == BOX_MOST_GPUS) {
+            left_out++;
+            continue;
+        }
         memcpy(gpu.name, device->name, sizeof gpu.name);
         gpu.link_gbs = device->link_gbs * link_fraction;
         gpu.memory_bytes = device->memory_bytes;
@@ -342,6 +346,11 @@ static int gpus(struct work *work, struct numoe_error *error)
         if (add_gpu(work, &gpu))
             goto memory;
     }
+    if (left_out && topo_note(&out->notes, &out->note_count,
+                              "%u GPU%s of the machine %s not predicted with: link or memory not "
+                              "known, or too many; GPUs that are described are",
+                              left_out, left_out > 1 ? "s" : "", left_out > 1 ? "are" : "is"))
+        goto memory;
     for (uint32_t i = 0; i < out->gpu_count; i++)
         link += out->gpus[i].link_gbs;
     if (out->gpu_count)

@@ -428,6 +428,28 @@ Test(predict_gpu, too_little_device_memory_is_said, .timeout = 30)
     cr_assert(c.possible && c.gpu_part == 0);
 }
 
+/* A machine with GPUs is not predicted as one without, and nobody told. */
+Test(predict_gpu, those_that_are_left_out_are_counted, .timeout = 30)
+{
+    struct numoe_machine *machine = machine_of(DATA "epyc-7h12-2s-32n.xml");
+    struct numoe_plan_request request = request_of(&v4_flash);
+    struct numoe_predict_options options = NUMOE_PREDICT_OPTIONS_INIT;
+    struct numoe_prediction *prediction;
+    struct numoe_plan *plan;
+
+    for (uint32_t i = 0; i < machine->device_count; i++)
+        if (!strcmp(machine->devices[i].name, "cuda1"))
+            machine->devices[i].link_gbs = 0;
+    plan = plan_of(machine, &request);
+    prediction = predict(machine, plan, &options);
+    cr_expect_eq(prediction->gpu_count, 1);
+    cr_expect(has_note(prediction->notes, prediction->note_count,
+                       "1 GPU of the machine is not predicted with"));
+    numoe_prediction_free(prediction);
+    numoe_plan_free(plan);
+    numoe_machine_free(machine);
+}
+
 Test(predict_gpu, sharing_balances_both_sides, .timeout = 30)
 {
     struct numoe_predict_gpu gpu = a10s[0];
