@@ -122,6 +122,15 @@ int cli_draw_plan(const struct cli_values *values, const struct numoe_model_desc
              numoe_format_info(desc->format)->title,
              (double)shape->layers * (double)shape->experts *
                  (double)(shape->slices * shape->slice_bytes + shape->expert_bytes) / 1e9);
+    if (plan->range.end_slice - plan->range.first_slice != shape->slices ||
+        plan->range.end_expert - plan->range.first_expert != shape->experts) {
+        size_t length = strlen(detail);
+
+        snprintf(detail + length, sizeof detail - length,
+                 "; of which slices %" PRIu64 "-%" PRIu64 " of experts %" PRIu64 "-%" PRIu64,
+                 plan->range.first_slice, plan->range.end_slice - 1, plan->range.first_expert,
+                 plan->range.end_expert - 1);
+    }
     subject.detail = detail;
     if (as_predicted(machine, prediction, values->gpu_count != 0, &view, &nodes)) {
         code = refuse("plan", -ENOMEM, "out of memory");

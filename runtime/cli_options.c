@@ -461,7 +461,11 @@ static int set_option(enum cli_option option, const char *text, struct cli_value
         values->json = true;
         return 0;
     case CLI_KEEP_FREE:
-        return cli_parse_size(text, &values->keep_free_bytes, error);
+        rc = cli_parse_size(text, &values->keep_free_bytes, error);
+        /* 0 is the default of the plan's request; a byte is as good as nothing */
+        if (!rc && !values->keep_free_bytes)
+            values->keep_free_bytes = 1;
+        return rc;
     case CLI_LAYERS:
         return parse_count(text, UINT32_MAX, &values->layers, error);
     case CLI_MEASURE:

@@ -159,6 +159,30 @@ static int fill(struct plan_build *build, const bool *used, uint32_t count,
     return 0;
 }
 
+/* By default a part of each node, which differs where nodes do. */
+static void note_kept_free(struct plan_build *build)
+{
+    const struct numoe_plan *plan = build->plan;
+    const uint64_t asked = build->request->keep_free_bytes;
+    uint64_t least = UINT64_MAX, most = 0;
+    char text[2][32];
+
+    for (uint32_t i = 0; i < plan->node_count; i++) {
+        uint64_t kept = plan_kept_free(asked, plan->nodes[i].capacity_bytes);
+
+        least = kept < least ? kept : least;
+        most = kept > most ? kept : most;
+    }
+    if (asked == 1)
+        plan_note(build, "nothing kept free of any node, as asked");
+    else if (least == most)
+        plan_note(build, "%s of each node kept free%s", topo_bytes(text[0], most),
+                  asked ? "" : " (2 %, at most 256 MiB)");
+    else
+        plan_note(build, "%s to %s of each node kept free (2 %%, at most 256 MiB)",
+                  topo_bytes(text[0], least), topo_bytes(text[1], most));
+}
+
 int plan_choose_nodes(struct plan_build *build, struct numoe_error *error)
 {
     const struct numoe_machine *machine = build->machine;
@@ -193,14 +217,8 @@ int plan_choose_nodes(struct plan_build *build, struct numoe_error *error)
     }
     note_unused(build, used, scratch);
     rc = fill(build, used, count, error);
-    if (!rc) {
-        char first[32];
-
-        plan_note(build, "%s of each node kept free%s",
-                  topo_bytes(first, plan_kept_free(request->keep_free_bytes,
-                                                   build->plan->nodes[0].capacity_bytes)),
-                  request->keep_free_bytes ? "" : " (2 %, at most 256 MiB)");
-    }
+    if (!rc)
+        note_kept_free(build);
 out:
     free(used);
     free(scratch);

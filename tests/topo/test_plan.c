@@ -279,6 +279,30 @@ Test(plan_fit, a_refusal_says_what_would_fit)
     numoe_machine_free(machine);
 }
 
+/* What is kept free is said of each node, not of the first. */
+Test(plan_fit, what_is_kept_free_is_said, .timeout = 30)
+{
+    struct numoe_machine *machine = machine_of("pack:2 [numa(memory=64GiB)] core:4 pu:1");
+    struct numoe_plan_request request = NUMOE_PLAN_REQUEST_INIT;
+    static const struct {
+        uint64_t keep;
+        const char *words;
+    } cases[] = {{0, "81.92 MiB to 256.00 MiB of each node kept free (2 %, at most 256 MiB)"},
+                 {1, "nothing kept free of any node"},
+                 {(uint64_t)1 << 30, "1.00 GiB of each node kept free"}};
+
+    machine->nodes[1].capacity_bytes = machine->nodes[1].free_bytes = (uint64_t)4 << 30;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct numoe_plan *plan;
+
+        request.keep_free_bytes = cases[i].keep;
+        plan = plan_of(machine, &request);
+        cr_expect(has_note(plan->notes, plan->note_count, cases[i].words), "%s", cases[i].words);
+        numoe_plan_free(plan);
+    }
+    numoe_machine_free(machine);
+}
+
 /* Bandwidths that a request gives go before all that is known. */
 Test(plan_weights, follow_bandwidth_that_is_given)
 {
