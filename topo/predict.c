@@ -199,8 +199,11 @@ static int cores(struct work *work, struct numoe_error *error)
     const struct cpu_guess *guess = &work->guess;
     bool *core = calloc((size_t)machine->core_count + 1, sizeof *core);
     bool *package = calloc((size_t)machine->package_count + 1, sizeof *package);
-    double each, count = 0, ghz = work->options->ghz > 0 ? work->options->ghz : guess->ghz;
+    double each, count = 0, slow = 0;
+    double ghz = work->options->ghz > 0 ? work->options->ghz : guess->ghz;
     struct box *box = &work->box;
+    uint32_t fastest = 0;
+    char some[64] = "";
     bool from_memory;
 
     if (!core || !package) {
@@ -208,11 +211,15 @@ static int cores(struct work *work, struct numoe_error *error)
         free(package);
         return numoe_error_set(error, -ENOMEM, plan->source, "out of memory");
     }
+    for (uint32_t i = 0; i < plan->worker_count; i++)
+        if (machine->pus[plan->workers[i].pu].efficiency > fastest)
+            fastest = machine->pus[plan->workers[i].pu].efficiency;
     for (uint32_t i = 0; i < plan->worker_count; i++) {
         const struct numoe_pu *pu = &machine->pus[plan->workers[i].pu];
         uint32_t at = pu->package < machine->package_count ? pu->package : machine->package_count;
 
         count += !core[pu->core];
+        slow += !core[pu->core] && pu->efficiency < fastest;
         core[pu->core] = true;
         box->packages += !package[at];
         package[at] = true;
@@ -226,13 +233,16 @@ static int cores(struct work *work, struct numoe_error *error)
     if (from_memory)
         each = box->all_read / count_cores(work);
     box->core_read = count * each;
-    box->ops = count * guess->ops_a_cycle * ghz * 1e9;
+    /* as shares have it */
+    box->ops = (count - slow / 2) * guess->ops_a_cycle * ghz * 1e9;
+    if (slow > 0)
+        snprintf(some, sizeof some, ", %.0f of them of a slower kind and counted half,", slow);
     figure(work, "cores reading", "GB/s", box->core_read / 1e9, !from_memory,
            "%.0f cores of %.1f GB/s each; %s", count, each / 1e9,
            from_memory ? "their part of the memory bandwidth" : "assumed");
     figure(work, "int8 arithmetic", "Top/s", box->ops / 1e12,
            !(work->options->ghz > 0) && !guess->ghz_from_name,
-           "%.0f cores of %.0f int8 operations a cycle (%s, %s) at %.2f GHz (%s)", count,
+           "%.0f cores%s of %.0f int8 operations a cycle (%s, %s) at %.2f GHz (%s)", count, some,
            guess->ops_a_cycle, guess->isa, guess->ops_words, ghz,
            work->options->ghz > 0 ? "given"
            : guess->ghz_from_name ? "in the CPU's name"

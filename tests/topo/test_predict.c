@@ -428,6 +428,44 @@ Test(predict_gpu, too_little_device_memory_is_said, .timeout = 30)
     cr_assert(c.possible && c.gpu_part == 0);
 }
 
+/* Of a machine with fast and slow cores the slow ones are worth half, as in its shares. */
+Test(predict_cpu, slow_cores_count_half, .timeout = 30)
+{
+    struct numoe_machine *machine = machine_of(DATA "fast-cores-last.xml");
+    struct numoe_expert_shape tiny = v4_flash;
+    struct numoe_predict_options options = NUMOE_PREDICT_OPTIONS_INIT;
+    struct numoe_prediction *prediction[2];
+    struct numoe_plan_request request;
+    double slow = 0, all = 0;
+
+    tiny.layers = 1;
+    tiny.experts = 8;
+    request = request_of(&tiny);
+    for (int even = 0; even < 2; even++) {
+        struct numoe_plan *plan;
+
+        for (uint32_t i = 0; even && i < machine->pu_count; i++)
+            machine->pus[i].efficiency = 0;
+        plan = plan_of(machine, &request);
+        for (uint32_t w = 0; !even && w < plan->worker_count; w++) {
+            all++;
+            slow += machine->pus[plan->workers[w].pu].efficiency == 0;
+        }
+        prediction[even] = predict(machine, plan, &options);
+        numoe_plan_free(plan);
+    }
+    cr_assert(slow > 0 && slow < all);
+    for (uint32_t f = 0; f < prediction[0]->figure_count; f++)
+        if (!strcmp(prediction[0]->figures[f].name, "int8 arithmetic")) {
+            cr_expect_float_eq(prediction[0]->figures[f].value / prediction[1]->figures[f].value,
+                               (all - slow / 2) / all, 1e-9);
+            cr_expect_not_null(strstr(prediction[0]->figures[f].source, "counted half"));
+        }
+    numoe_prediction_free(prediction[0]);
+    numoe_prediction_free(prediction[1]);
+    numoe_machine_free(machine);
+}
+
 /* A machine with GPUs is not predicted as one without, and nobody told. */
 Test(predict_gpu, those_that_are_left_out_are_counted, .timeout = 30)
 {
