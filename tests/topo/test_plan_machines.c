@@ -268,6 +268,19 @@ static void check_suggestions(const struct numoe_machine *machine,
         other.keep_free_bytes = (keep + 1) << 20;
         cr_assert_eq(plan_again(machine, &other), -ENOSPC, "%s", error->message);
     }
+    if (strstr(error->message, " too, which would add")) {
+        uint32_t *all = calloc(machine->node_count, sizeof *all);
+
+        other = *request;
+        other.nodes = all;
+        other.node_count = 0;
+        for (uint32_t i = 0; i < machine->node_count; i++)
+            if (machine->nodes[i].allowed && machine->nodes[i].kind != NUMOE_NODE_GPU &&
+                machine->nodes[i].capacity_bytes)
+                all[other.node_count++] = machine->nodes[i].os_index;
+        cr_assert_eq(plan_again(machine, &other), 0, "%s", error->message);
+        free(all);
+    }
     other = *request;
     of = of ? strstr(of, " of the ") : NULL;
     if (!of || !strstr(of, " layers"))
