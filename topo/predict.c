@@ -287,11 +287,11 @@ static int add_gpu(struct work *work, const struct numoe_predict_gpu *gpu)
 {
     struct numoe_prediction *out = work->out;
     struct numoe_predict_gpu *mine = &out->gpus[out->gpu_count];
-    bool known;
+    bool known, old;
 
     *mine = *gpu;
     mine->name[sizeof mine->name - 1] = 0;
-    known = predict_guess_gpu(mine) || (gpu->tflops > 0 && gpu->memory_gbs > 0);
+    known = predict_guess_gpu(mine, &old) || (gpu->tflops > 0 && gpu->memory_gbs > 0);
     work->box.gpus[out->gpu_count++] = (struct box_gpu){
         .link = mine->link_gbs * 1e9,
         .memory_bytes = (double)mine->memory_bytes,
@@ -299,6 +299,11 @@ static int add_gpu(struct work *work, const struct numoe_predict_gpu *gpu)
         .memory = mine->memory_gbs * 1e9,
     };
     work->box.gpu_count = out->gpu_count;
+    if (old && topo_note(&out->notes, &out->note_count,
+                         "GPU %s is of a compute capability below 8.0: this version has no code "
+                         "for it, what is predicted is what its link and memory allow",
+                         mine->name))
+        return -ENOMEM;
     if (!known && topo_note(&out->notes, &out->note_count,
                             "GPU %s is not known by its name: %.0f TFLOP/s and %.0f GB/s of "
                             "device memory are assumed",

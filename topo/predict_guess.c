@@ -178,19 +178,23 @@ bool predict_guess_cpu(const char *model, const char *isa, struct cpu_guess *gue
 static const struct {
     const char *name;
     double tflops, memory_gbs;
+    bool old; /* of a compute capability below 8.0, which nothing here is built for */
 } gpus[] = {
-    {"a100", 312, 1555},  {"a10", 125, 600},   {"a30", 165, 933},   {"a40", 150, 696},
-    {"a6000", 155, 768},  {"h100", 640, 3350}, {"h200", 640, 4650}, {"l40", 181, 864},
-    {"l4", 121, 300},     {"3090", 71, 936},   {"4090", 165, 1008}, {"5090", 210, 1792},
-    {"b200", 2000, 8000}, {"t4", 65, 320},     {"v100", 112, 900},
+    {"a100", 312, 1555, false}, {"a100-80", 312, 2039, false}, {"a10", 125, 600, false},
+    {"a30", 165, 933, false},   {"a40", 150, 696, false},      {"a6000", 155, 768, false},
+    {"h100", 640, 3350, false}, {"h200", 640, 4650, false},    {"l40", 181, 864, false},
+    {"l40s", 362, 864, false},  {"l4", 121, 300, false},       {"3090", 71, 936, false},
+    {"4090", 165, 1008, false}, {"5090", 210, 1792, false},    {"b200", 2000, 8000, false},
+    {"t4", 65, 320, true},      {"v100", 112, 900, true},
 };
 
-bool predict_guess_gpu(struct numoe_predict_gpu *gpu)
+bool predict_guess_gpu(struct numoe_predict_gpu *gpu, bool *old)
 {
     double tflops = 100, memory_gbs = 500;
     bool known = false;
     size_t best = 0;
 
+    *old = false;
     for (size_t i = 0; i < sizeof gpus / sizeof gpus[0]; i++) {
         size_t length = strlen(gpus[i].name);
 
@@ -199,6 +203,7 @@ bool predict_guess_gpu(struct numoe_predict_gpu *gpu)
         best = length;
         tflops = gpus[i].tflops;
         memory_gbs = gpus[i].memory_gbs;
+        *old = gpus[i].old;
         known = true;
     }
     if (!(gpu->tflops > 0))

@@ -428,6 +428,36 @@ Test(predict_gpu, too_little_device_memory_is_said, .timeout = 30)
     cr_assert(c.possible && c.gpu_part == 0);
 }
 
+Test(predict_gpu, those_without_code_are_said, .timeout = 30)
+{
+    static const struct {
+        const char *name;
+        double tflops;
+        bool old;
+    } cases[] = {
+        {"T4", 65, true}, {"l40s", 362, false}, {"NVIDIA L40", 181, false}, {"L4", 121, false}};
+    struct numoe_machine *machine = machine_of(ONE_NODE);
+    struct numoe_plan_request request = request_of(&v4_flash);
+    struct numoe_plan *plan = plan_of(machine, &request);
+
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct numoe_predict_options options = NUMOE_PREDICT_OPTIONS_INIT;
+        struct numoe_predict_gpu gpu = a10s[0];
+        struct numoe_prediction *prediction;
+
+        gpu.node = 0;
+        snprintf(gpu.name, sizeof gpu.name, "%s", cases[i].name);
+        options.gpus = &gpu;
+        options.gpu_count = 1;
+        prediction = predict(machine, plan, &options);
+        cr_expect_float_eq(prediction->gpus[0].tflops, cases[i].tflops, 1e-9);
+        cr_expect_eq(has_note(prediction->notes, prediction->note_count, "no code"), cases[i].old);
+        numoe_prediction_free(prediction);
+    }
+    numoe_plan_free(plan);
+    numoe_machine_free(machine);
+}
+
 /* Of a machine with fast and slow cores the slow ones are worth half, as in its shares. */
 Test(predict_cpu, slow_cores_count_half, .timeout = 30)
 {
