@@ -116,6 +116,9 @@ static int run(const struct cli_values *values)
     } else {
         print_model(values, &desc, &request.shape);
         numoe_plan_print(plan, stdout);
+        /* memory domains, orphan CPUs: what else the plan rests on */
+        for (uint32_t i = 0; i < machine->note_count; i++)
+            printf("note: %s\n", machine->notes[i]);
         numoe_prediction_print(prediction, stdout);
     }
     code = cli_flush(rc ? CLI_FAILURE : CLI_OK);

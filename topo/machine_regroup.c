@@ -4,10 +4,24 @@
 
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 
 static bool grouped(const struct numoe_node *node)
 {
     return node->kind == NUMOE_NODE_DRAM && node->capacity_bytes;
+}
+
+/* What was noted of the domains that are overruled. */
+static void drop_note(struct numoe_machine *machine)
+{
+    uint32_t kept = 0;
+
+    for (uint32_t i = 0; i < machine->note_count; i++)
+        if (strstr(machine->notes[i], "memory domains: nodes of one domain share"))
+            free(machine->notes[i]);
+        else
+            machine->notes[kept++] = machine->notes[i];
+    machine->note_count = kept;
 }
 
 int numoe_machine_regroup(struct numoe_machine *machine, uint32_t domains,
@@ -62,6 +76,7 @@ int numoe_machine_regroup(struct numoe_machine *machine, uint32_t domains,
             node->domain = next++;
     }
     machine->domain_count = next;
+    drop_note(machine);
     machine->pair_count = 0; /* measured of other domains */
     for (uint32_t i = 0; i < machine->pu_count; i++)
         if (machine->pus[i].node != NUMOE_NONE)

@@ -78,7 +78,7 @@ void numoe_plan_print(const struct numoe_plan *plan, FILE *out)
                 (unsigned long long)shape->layers, (unsigned long long)shape->experts,
                 (unsigned long long)shape->slices, (unsigned long long)shape->slice_bytes);
     print_range(plan, out);
-    fprintf(out, "%6s %12s %12s %12s %8s %8s %6s  %s\n", "node", "memory", "planned", "left",
+    fprintf(out, "%6s %12s %12s %12s %8s %8s %6s  %s\n", "node", "memory", "planned", "room left",
             "share", "workers", "lanes", "CPUs");
     for (uint32_t i = 0; i < plan->node_count; i++) {
         print_node(plan, out, i, scratch);

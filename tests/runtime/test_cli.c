@@ -528,6 +528,21 @@ Test(cli_predict, bandwidth_and_domains_are_taken_as_given, .timeout = 60)
     }
 }
 
+/* Domains are shown wherever they count, found or asked for. */
+Test(cli_predict, memory_domains_are_said, .timeout = 60)
+{
+    struct answer answer = numoe("plan", "--model", "v4-flash", "--topology", BOX, NULL);
+
+    cr_assert_eq(answer.status, 0, "%s", answer.err);
+    cr_expect_not_null(strstr(answer.out, "note: 32 memory nodes are 8 memory domains"));
+    forget(&answer);
+    answer = numoe("plan", "--model", "v4-flash", "--topology", BOX, "--domains", "16", NULL);
+    cr_assert_eq(answer.status, 0, "%s", answer.err);
+    cr_expect_not_null(strstr(answer.out, "note: memory domains as asked: 16 of them"));
+    cr_expect_null(strstr(answer.out, "are 8 memory domains"));
+    forget(&answer);
+}
+
 Test(cli_predict, reserved_cores_get_no_worker, .timeout = 60)
 {
     struct answer answer = numoe("plan", "--model", "v4-flash", "--topology", BOX, "--reserve-cpus",
