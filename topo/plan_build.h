@@ -91,7 +91,10 @@ enum { PLAN_FORMS_MOST = 6 /* that are weighed */ };
  * huge pages, which are as much for weights. */
 uint64_t plan_node_memory(const struct numoe_machine *machine, uint32_t node);
 /* Bytes of a node that stay free, asked being the request's. */
-uint64_t plan_kept_free(uint64_t asked, uint64_t capacity_bytes);
+uint64_t plan_kept_free(const struct numoe_machine *machine, uint64_t asked,
+                        uint64_t capacity_bytes);
+/* What the cgroup grants to experts; UINT64_MAX: there is no limit. */
+uint64_t plan_granted(const struct numoe_machine *machine);
 
 /* Dense index by OS index, or NUMOE_NONE. */
 uint32_t plan_find_pu(const struct numoe_machine *machine, uint32_t os_index);

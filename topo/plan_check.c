@@ -90,7 +90,8 @@ static void compare_memory(struct comparison *c, uint32_t i)
     const struct numoe_node *node = node_of(c, i);
     enum numoe_node_kind kind = c->plan->machine.nodes[planned->node].kind;
     uint64_t have = plan_node_memory(c->machine, c->node_at[i]);
-    uint64_t keep = plan_kept_free(c->plan->request.keep_free_bytes, node->capacity_bytes);
+    uint64_t keep =
+        plan_kept_free(c->machine, c->plan->request.keep_free_bytes, node->capacity_bytes);
     uint64_t before = planned->capacity_bytes, now = node->capacity_bytes;
     char text[3][32];
 
@@ -226,7 +227,7 @@ static void compare_limits(struct comparison *c)
     uint64_t bytes = plan_total_bytes(plan);
     char text[2][32];
 
-    if (bytes > c->machine->cgroup_bytes)
+    if (bytes > plan_granted(c->machine))
         say(c, "the memory limit of the cgroup leaves %s, and %s are planned",
             topo_bytes(text[0], c->machine->cgroup_bytes), topo_bytes(text[1], bytes));
     /* a plan of more workers than the quota granted was meant so */

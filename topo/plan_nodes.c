@@ -1,4 +1,5 @@
 /* Which memory nodes a plan uses. SPDX-License-Identifier: Apache-2.0 */
+#include "memory_node.h"
 #include "plan_build.h"
 #include "topo_print.h"
 
@@ -108,13 +109,26 @@ static void note_unused(struct plan_build *build, const bool *used, uint32_t *sc
     }
 }
 
-uint64_t plan_kept_free(uint64_t asked, uint64_t capacity_bytes)
+uint64_t plan_kept_free(const struct numoe_machine *machine, uint64_t asked,
+                        uint64_t capacity_bytes)
 {
-    uint64_t part = capacity_bytes / 50;
+    uint64_t kept = capacity_bytes / 50 < most_kept_free ? capacity_bytes / 50 : most_kept_free;
 
     if (asked)
-        return asked;
-    return part < most_kept_free ? part : most_kept_free;
+        kept = asked;
+    /* Populating stops there, whatever was asked for. */
+    if ((machine->live || !asked) && kept < MEMORY_MARGIN)
+        kept = MEMORY_MARGIN;
+    return kept;
+}
+
+uint64_t plan_granted(const struct numoe_machine *machine)
+{
+    const uint64_t left = machine->cgroup_bytes;
+
+    if (left == UINT64_MAX || !machine->live)
+        return left;
+    return left > MEMORY_MARGIN ? left - MEMORY_MARGIN : 0;
 }
 
 uint64_t plan_node_memory(const struct numoe_machine *machine, uint32_t node)
@@ -140,7 +154,8 @@ static int fill(struct plan_build *build, const bool *used, uint32_t count,
         const struct numoe_node *node = &machine->nodes[i];
         struct numoe_plan_node *place = &plan->nodes[plan->node_count];
         uint64_t have = plan_node_memory(machine, i);
-        uint64_t keep = plan_kept_free(build->request->keep_free_bytes, node->capacity_bytes);
+        uint64_t keep =
+            plan_kept_free(machine, build->request->keep_free_bytes, node->capacity_bytes);
 
         if (!used[i])
             continue;
@@ -168,18 +183,18 @@ static void note_kept_free(struct plan_build *build)
     char text[2][32];
 
     for (uint32_t i = 0; i < plan->node_count; i++) {
-        uint64_t kept = plan_kept_free(asked, plan->nodes[i].capacity_bytes);
+        uint64_t kept = plan_kept_free(build->machine, asked, plan->nodes[i].capacity_bytes);
 
         least = kept < least ? kept : least;
         most = kept > most ? kept : most;
     }
-    if (asked == 1)
+    if (most <= 1)
         plan_note(build, "nothing kept free of any node, as asked");
     else if (least == most)
         plan_note(build, "%s of each node kept free%s", topo_bytes(text[0], most),
-                  asked ? "" : " (2 %, at most 256 MiB)");
+                  asked ? "" : " (2 %, 32 to 256 MiB)");
     else
-        plan_note(build, "%s to %s of each node kept free (2 %%, at most 256 MiB)",
+        plan_note(build, "%s to %s of each node kept free (2 %%, 32 to 256 MiB)",
                   topo_bytes(text[0], least), topo_bytes(text[1], most));
 }
 

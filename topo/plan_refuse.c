@@ -63,7 +63,7 @@ static bool fits(struct refusal *r, uint64_t layers, uint64_t keep)
     plan->shape.layers = layers;
     held = numoe_plan_held(plan);
     yes = false;
-    if (!plan_count_totals(&held, &totals, NULL) && totals.bytes <= r->build->machine->cgroup_bytes)
+    if (!plan_count_totals(&held, &totals, NULL) && totals.bytes <= plan_granted(r->build->machine))
         for (uint32_t i = 0; i < r->form_count && !yes; i++)
             yes =
                 !plan_place_shards(r->build, &totals, r->forms[i].group, r->forms[i].groups, &room);
@@ -94,7 +94,7 @@ static void try_keeping_less(struct refusal *r)
     uint64_t layers = r->build->plan->shape.layers, low = 0, high = 0;
 
     for (uint32_t i = 0; i < r->build->plan->node_count; i++) {
-        uint64_t kept = plan_kept_free(r->build->request->keep_free_bytes,
+        uint64_t kept = plan_kept_free(r->build->machine, r->build->request->keep_free_bytes,
                                        r->build->plan->nodes[i].capacity_bytes) >>
                         MIB_SHIFT;
 
@@ -130,7 +130,8 @@ static void try_nodes(struct refusal *r, bool allowed)
     for (uint32_t i = 0; i < machine->node_count; i++) {
         const struct numoe_node *node = &machine->nodes[i];
         uint64_t have = plan_node_memory(machine, i);
-        uint64_t keep = plan_kept_free(r->build->request->keep_free_bytes, node->capacity_bytes);
+        uint64_t keep =
+            plan_kept_free(machine, r->build->request->keep_free_bytes, node->capacity_bytes);
 
         if (r->build->place_of[i] != NUMOE_NONE || node->allowed != allowed ||
             node->kind == NUMOE_NODE_GPU || have <= keep)
@@ -141,7 +142,7 @@ static void try_nodes(struct refusal *r, bool allowed)
         nodes++;
     }
     /* what lies besides slices may cost each node's last slices */
-    if (!count || r->need > machine->cgroup_bytes || r->forms[0].groups > 1 ||
+    if (!count || r->need > plan_granted(machine) || r->forms[0].groups > 1 ||
         slices < r->need / slice + nodes * (2 + besides / slice))
         return;
     suggest(r, "with node%s %s too, which %s %s%s", count > 1 ? "s" : "",
@@ -162,7 +163,7 @@ static void try_memory(struct refusal *r, uint64_t lacking)
     for (uint32_t i = 0; i < plan->node_count; i++)
         if (!plan->nodes[i].available_bytes)
             return;
-    if (r->need > r->build->machine->cgroup_bytes || r->forms[0].groups > 1)
+    if (r->need > plan_granted(r->build->machine) || r->forms[0].groups > 1)
         return;
     suggest(r, "with %s more %s%s", topo_bytes(text, each),
             r->build->machine->live ? "free" : "memory",
@@ -174,7 +175,7 @@ static void collect(struct refusal *r, uint64_t have, uint64_t lacking)
     const struct numoe_machine *machine = r->build->machine;
     char extra[32];
 
-    if (r->need > machine->cgroup_bytes) {
+    if (r->need > plan_granted(machine)) {
         r->length =
             (size_t)snprintf(r->help, sizeof r->help, "the memory limit of the cgroup grants %s",
                              topo_bytes(extra, machine->cgroup_bytes));
@@ -219,8 +220,8 @@ int plan_refuse(struct plan_build *build, const struct plan_totals *totals,
     }
     topo_sorted_ranges(used, sizeof used, scratch, plan->node_count);
     /* the limit only counts where it is what experts do not fit in */
-    have = totals->bytes > machine->cgroup_bytes && machine->cgroup_bytes < room
-               ? machine->cgroup_bytes
+    have = totals->bytes > plan_granted(machine) && plan_granted(machine) < room
+               ? plan_granted(machine)
                : room;
     /* room is lost where a node ends in part of a slice: never report a shortage of nothing */
     lacking = totals->bytes > have ? totals->bytes - have : plan->shape.slice_bytes;

@@ -408,7 +408,7 @@ static int place_model(struct plan_build *build, const struct plan_totals *total
     uint32_t chosen;
     int rc = list_forms(&w, error);
 
-    if (!rc && totals->bytes > build->machine->cgroup_bytes)
+    if (!rc && totals->bytes > plan_granted(build->machine))
         rc = refuse(&w, error);
     if (!rc)
         rc = weigh_forms(&w, error);

@@ -99,7 +99,8 @@ struct cpu_guess {
 
 /* isa: overrules the CPU's, or NULL. @return false when isa is not known */
 bool predict_guess_cpu(const char *model, const char *isa, struct cpu_guess *guess);
-/* Fill what is 0 by the GPU's name; *old: there is no code for it. @return false when the name is not known: assumed then */
+/* Fill what is 0 by the GPU's name; *old: there is no code for it. @return false when the name is
+ * not known: assumed then */
 bool predict_guess_gpu(struct numoe_predict_gpu *gpu, bool *old);
 
 /* Of the bandwidth that channels have on paper, what reading reaches: 0.7 to 0.8 on servers. */

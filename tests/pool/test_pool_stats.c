@@ -177,8 +177,7 @@ static struct numoe_pool_worker_stats wait_asleep(const struct numoe_pool *pool,
     for (;;) {
         struct numoe_pool_worker_stats stats = stats_of(pool, w);
 
-        if (stats.sleeps == stats.wakes + 1 &&
-            !numoe_pool_awake(pool, w))
+        if (stats.sleeps == stats.wakes + 1 && !numoe_pool_awake(pool, w))
             return stats;
         sleep_ns(MS / 10);
     }

@@ -287,7 +287,7 @@ Test(plan_fit, what_is_kept_free_is_said, .timeout = 30)
     static const struct {
         uint64_t keep;
         const char *words;
-    } cases[] = {{0, "81.92 MiB to 256.00 MiB of each node kept free (2 %, at most 256 MiB)"},
+    } cases[] = {{0, "81.92 MiB to 256.00 MiB of each node kept free (2 %, 32 to 256 MiB)"},
                  {1, "nothing kept free of any node"},
                  {(uint64_t)1 << 30, "1.00 GiB of each node kept free"}};
 
@@ -299,6 +299,35 @@ Test(plan_fit, what_is_kept_free_is_said, .timeout = 30)
         plan = plan_of(machine, &request);
         cr_expect(has_note(plan->notes, plan->note_count, cases[i].words), "%s", cases[i].words);
         numoe_plan_free(plan);
+    }
+    numoe_machine_free(machine);
+}
+
+/* Populating keeps 32 MiB of a node and of the cgroup's limit: what fits is planned by that. */
+Test(plan_fit, what_populating_keeps_is_not_promised, .timeout = 30)
+{
+    struct numoe_machine *machine = machine_of("[numa(memory=256MiB)] core:4 pu:1");
+    struct numoe_plan_request request = NUMOE_PLAN_REQUEST_INIT;
+    struct numoe_error error = NUMOE_ERROR_INIT;
+    struct numoe_plan *plan;
+
+    request.shape = (struct numoe_expert_shape){1, 1, 64, 64ull << 20, 4096, 1, 0};
+    request.shape.slice_bytes /= 64; /* 64 MiB in all */
+    for (request.keep_free_bytes = 0; request.keep_free_bytes < 2; request.keep_free_bytes++) {
+        machine->live = true;
+        machine->nodes[0].free_bytes = 96ull << 20;
+        machine->cgroup_bytes = UINT64_MAX;
+        plan = plan_of(machine, &request);
+        cr_expect_eq(plan->nodes[0].available_bytes, 64ull << 20);
+        numoe_plan_free(plan);
+        machine->nodes[0].free_bytes--;
+        cr_expect_eq(plan_error(machine, &request, &error), -ENOSPC);
+        machine->nodes[0].free_bytes = 200ull << 20;
+        machine->cgroup_bytes = 96ull << 20;
+        numoe_plan_free(plan_of(machine, &request));
+        machine->cgroup_bytes--;
+        cr_expect_eq(plan_error(machine, &request, &error), -ENOSPC);
+        cr_expect(strstr(error.message, "cgroup"), "%s", error.message);
     }
     numoe_machine_free(machine);
 }
