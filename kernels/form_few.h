@@ -82,14 +82,14 @@ INL void few_dots(const int M, const int rows, const uint8_t *codes, const int r
 #endif
 }
 
-/* Slices slice[0..S) for M tokens, all constants after inlining. */
-INL void few_slices(const int M, const int S, const struct numoe_ffn *f,
-                    const uint8_t *const *slice, const bool add)
+/* Gate, up and the activation of slices slice[0..S) for M tokens, both constants after inlining:
+ * h[s][i] becomes the group of slice s for token i. */
+INL void few_gate_up(const int M, const int S, const struct numoe_ffn *f,
+                     const uint8_t *const *slice, struct group *h[FEW_STREAMS_MAX][FEW_TOKENS])
 {
     const struct numoe_slice_shape *shape = f->shape;
     const int rows = FEW_ROWS(M), ahead = FEW_AHEAD / FEW_STREAMS(M);
     vf sum[FEW_STREAMS_MAX][FEW_TOKENS][2][NV];
-    struct group h[FEW_STREAMS_MAX][FEW_TOKENS];
 
     UNROLL
     for (int s = 0; s < S; s++)
@@ -134,25 +134,34 @@ INL void few_slices(const int M, const int S, const struct numoe_ffn *f,
     for (int s = 0; s < S; s++)
         UNROLL
     for (int i = 0; i < M; i++)
-        hidden_group(f, sum[s][i][0], sum[s][i][1], f->weight[i], &h[s][i]);
+        hidden_group(f, sum[s][i][0], sum[s][i][1], f->weight[i], h[s][i]);
+}
 
-    for (uint64_t p = 0; p < shape->hidden_tiles; p++) {
-        const uint64_t at = shape->down_offset + p / 2 * NUMOE_PAIR_BYTES;
+/* Down: row tiles [0, tiles) from pair tiles on at down[s], columns of slice s for each s, times
+ * h[s][i], into the first 32 * tiles floats of out[i]. */
+INL void few_down(const int M, const int S, const uint8_t *const *down,
+                  struct group *h[FEW_STREAMS_MAX][FEW_TOKENS], const float *weight,
+                  float *const *out, uint64_t tiles, const bool add)
+{
+    const int rows = FEW_ROWS(M), ahead = FEW_AHEAD / FEW_STREAMS(M);
+
+    for (uint64_t p = 0; p < tiles; p++) {
+        const uint64_t at = p / 2 * NUMOE_PAIR_BYTES;
         const uint64_t half = p % 2;
         vf y[FEW_TOKENS][NV];
         UNROLL
         for (int i = 0; i < M; i++)
             UNROLL
         for (int r = 0; r < NV; r++)
-            y[i][r] = add ? vf_load(f->y[i] + NUMOE_TILE * p + VL * r) : vf_set(0.0f);
+            y[i][r] = add ? vf_load(out[i] + NUMOE_TILE * p + VL * r) : vf_set(0.0f);
         UNROLL
         for (int s = 0; s < S; s++) {
-            const uint8_t *codes = slice[s] + at + 512 * half;
-            const uint8_t *scales = slice[s] + at + 1024 + 32 * half;
+            const uint8_t *codes = down[s] + at + 512 * half;
+            const uint8_t *scales = down[s] + at + 1024 + 32 * half;
             const struct group *g[FEW_TOKENS];
             UNROLL
             for (int i = 0; i < M; i++)
-                g[i] = &h[s][i];
+                g[i] = h[s][i];
             if (FEW_AHEAD) {
                 prefetch_lines(codes + ahead, 8);
                 if (half)
@@ -167,7 +176,7 @@ INL void few_slices(const int M, const int S, const struct numoe_ffn *f,
                     const vf e = vf_e8m0(scales + VL * (r0 + r));
                     UNROLL
                     for (int i = 0; i < M; i++)
-                        y[i][r0 + r] = vf_fma(acc_float(a[i][r]), down_scale(e, g[i], f->weight[i]),
+                        y[i][r0 + r] = vf_fma(acc_float(a[i][r]), down_scale(e, g[i], weight[i]),
                                               y[i][r0 + r]);
                 }
             }
@@ -176,8 +185,26 @@ INL void few_slices(const int M, const int S, const struct numoe_ffn *f,
         for (int i = 0; i < M; i++)
             UNROLL
         for (int r = 0; r < NV; r++)
-            vf_store(f->y[i] + NUMOE_TILE * p + VL * r, y[i][r]);
+            vf_store(out[i] + NUMOE_TILE * p + VL * r, y[i][r]);
     }
+}
+
+/* Slices slice[0..S) for M tokens. */
+INL void few_slices(const int M, const int S, const struct numoe_ffn *f,
+                    const uint8_t *const *slice, const bool add)
+{
+    struct group group[FEW_STREAMS_MAX][FEW_TOKENS], *h[FEW_STREAMS_MAX][FEW_TOKENS];
+    const uint8_t *down[FEW_STREAMS_MAX];
+
+    UNROLL
+    for (int s = 0; s < S; s++) {
+        down[s] = slice[s] + f->shape->down_offset;
+        UNROLL
+        for (int i = 0; i < M; i++)
+            h[s][i] = &group[s][i];
+    }
+    few_gate_up(M, S, f, slice, h);
+    few_down(M, S, down, h, f->weight, f->y, f->shape->hidden_tiles, add);
 }
 
 INL void few_run(const int M, const struct numoe_ffn *f)
