@@ -74,12 +74,17 @@ malformed:
 
 static int add_rate(struct cli_values *values, uint32_t node, double gbs)
 {
-    struct cli_rate *grown = realloc(values->rates, (values->rate_count + 1u) * sizeof *grown);
+    const uint32_t count = values->rate_count;
 
-    if (!grown)
-        return -ENOMEM;
-    grown[values->rate_count++] = (struct cli_rate){node, gbs};
-    values->rates = grown;
+    if ((count & (count - 1)) == 0) { /* full: room is a power of two */
+        struct cli_rate *grown =
+            realloc(values->rates, (count ? 2 * (size_t)count : 1) * sizeof *grown);
+
+        if (!grown)
+            return -ENOMEM;
+        values->rates = grown;
+    }
+    values->rates[values->rate_count++] = (struct cli_rate){node, gbs};
     return 0;
 }
 

@@ -26,6 +26,7 @@ struct work {
     struct cpu_guess guess;
     struct box box;
     struct box_bins bins;
+    bool *first;         /* of each node: whether it stands for its domain's nodes of its kind */
     double *domain_read; /* bytes a second of each domain that is used, else 0 */
     bool assumed;        /* some bandwidth is */
 };
@@ -57,6 +58,30 @@ static uint64_t alone_mbs(const struct numoe_machine *machine, uint32_t node)
     const uint64_t measured = numoe_machine_measured(machine, node);
 
     return measured ? measured : machine->nodes[node].bandwidth_mbs;
+}
+
+static bool same_channels(const struct numoe_node *a, const struct numoe_node *b)
+{
+    return a->kind == b->kind && a->package == b->package && a->domain == b->domain;
+}
+
+/* Note the first node with memory of each domain, kind and package. */
+static int find_first(struct work *work)
+{
+    const struct numoe_machine *machine = work->machine;
+
+    work->first = calloc(machine->node_count ? machine->node_count : 1, sizeof *work->first);
+    if (!work->first)
+        return -ENOMEM;
+    for (uint32_t i = 0; i < machine->node_count; i++) {
+        const struct numoe_node *node = &machine->nodes[i];
+
+        work->first[i] = node->capacity_bytes != 0;
+        for (uint32_t j = 0; j < i && work->first[i]; j++)
+            if (work->first[j] && same_channels(&machine->nodes[j], node))
+                work->first[i] = false;
+    }
+    return 0;
 }
 
 /* Read bandwidth of a domain, bytes a second. */
@@ -93,17 +118,9 @@ static double domain_bandwidth(const struct work *work, uint32_t domain, enum so
     *source = known > 0 ? KNOWN : ASSUMED;
     if (!(known > 0)) {
         /* the package's channels, shared evenly by its domains of this kind */
-        for (uint32_t i = 0; i < machine->node_count; i++) {
-            const struct numoe_node *node = &machine->nodes[i];
-            bool seen = false;
-
-            if (node->kind != kind || node->package != package || !node->capacity_bytes)
-                continue;
-            for (uint32_t j = 0; j < i && !seen; j++)
-                seen = machine->nodes[j].kind == kind && machine->nodes[j].package == package &&
-                       machine->nodes[j].capacity_bytes && machine->nodes[j].domain == node->domain;
-            peers += !seen;
-        }
+        for (uint32_t i = 0; i < machine->node_count; i++)
+            peers += work->first[i] && machine->nodes[i].kind == kind &&
+                     machine->nodes[i].package == package;
         peers = peers ? peers : 1;
         assumed = kind == NUMOE_NODE_HBM    ? hbm_package_gbs / peers
                   : kind == NUMOE_NODE_SLOW ? slow_node_gbs
@@ -131,7 +148,7 @@ static int bandwidth(struct work *work, struct numoe_error *error)
 
     work->domain_read =
         calloc(machine->domain_count ? machine->domain_count : 1, sizeof *work->domain_read);
-    if (!part || !work->domain_read) {
+    if (!part || !work->domain_read || find_first(work)) {
         free(part);
         return numoe_error_set(error, -ENOMEM, work->plan->source, "out of memory");
     }
@@ -445,6 +462,7 @@ int predict_box(const struct numoe_machine *machine, const struct numoe_plan *pl
     *bins = work.bins;
     box->bins = bins;
     free(work.domain_read);
+    free(work.first);
     numoe_prediction_free(work.out); /* where figures come from is for numoe_predict to say */
     return rc;
 }
@@ -470,6 +488,7 @@ int numoe_predict(const struct numoe_machine *machine, const struct numoe_plan *
         predict_what_ifs(&work.box, work.out);
     box_bins_free(&work.bins);
     free(work.domain_read);
+    free(work.first);
     if (rc)
         numoe_prediction_free(work.out);
     else
