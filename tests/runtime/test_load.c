@@ -201,6 +201,71 @@ Test(load, any_number_of_buffers_will_do, .timeout = 60)
     files_drop(directory);
 }
 
+struct held {
+    uint64_t resident_kib, maps;
+};
+
+static struct held held_now(void)
+{
+    struct held held = {0, 0};
+    char line[512];
+    FILE *file = fopen("/proc/self/status", "r");
+
+    while (fgets(line, sizeof line, file))
+        if (!strncmp(line, "VmRSS:", 6))
+            held.resident_kib = strtoull(line + 6, NULL, 10);
+    fclose(file);
+    file = fopen("/proc/self/maps", "r");
+    while (fgets(line, sizeof line, file))
+        held.maps++;
+    fclose(file);
+    return held;
+}
+
+#if defined(__SANITIZE_ADDRESS__)
+#define KEEPS_WHAT_IS_FREED 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define KEEPS_WHAT_IS_FREED 1
+#endif
+#endif
+#ifndef KEEPS_WHAT_IS_FREED
+#define KEEPS_WHAT_IS_FREED 0
+#endif
+
+/* Everything is given back: 3 MiB of weights, buffers of 1.6 MiB and a context, 200 times. */
+Test(load, two_hundred_times_leave_nothing, .timeout = 120)
+{
+    char *directory = small("v4-flash", 2, 64, 1ull << 40);
+    struct held before = {0, 0}, after;
+    int files = 0;
+
+    for (int i = 0; i < 220; i++) {
+        struct numoe *context = open_context("numa:2(memory=1GiB) core:2 pu:1", 2, NULL);
+        struct numoe_error error = NUMOE_ERROR_INIT;
+        struct numoe_model *model;
+
+        cr_assert_eq(numoe_model_load(context, directory, NULL, &model, &error), 0, "%s",
+                     error.message);
+        numoe_model_destroy(model);
+        numoe_close(context);
+        if (i == 19) { /* after what libraries keep from their first use */
+            before = held_now();
+            files = files_open_now();
+        }
+    }
+    after = held_now();
+    cr_expect_eq(files_open_now(), files);
+    if (!KEEPS_WHAT_IS_FREED) {
+        cr_expect_leq(after.resident_kib, before.resident_kib + 1024, "%llu KiB, before %llu",
+                      (unsigned long long)after.resident_kib,
+                      (unsigned long long)before.resident_kib);
+        cr_expect_leq(after.maps, before.maps + 2, "%llu mappings, before %llu",
+                      (unsigned long long)after.maps, (unsigned long long)before.maps);
+    }
+    files_drop(directory);
+}
+
 Test(load, v4_lands_where_the_plan_says, .timeout = 120)
 {
     char *directory = small("v4-flash", 2, 5, 60000);
