@@ -35,6 +35,9 @@ static const struct option_text option_texts[] = {
     [CLI_ARITHMETICS] = {"arithmetic", "LIST",
                          "one or several of fast, fine, exact, mxfp8, mxfp8-ocp: activations in\n"
                          "int8, 16-bit fixed point, bf16, MXFP8 by two rules (default: fast)"},
+    [CLI_AS_IF] = {"as-if", "FILE",
+                   "replay the plan that numoe plan --json wrote for another machine: outputs are\n"
+                   "those of that machine bit for bit, on the memory and workers of this one"},
     [CLI_CPUS] = {"cpus", "LIST", "pin workers to these CPUs only, as in 0,2,8-15"},
     [CLI_DOMAINS] = {"domains", "N",
                      "nodes share memory channels in so many groups, as many in each package\n"
@@ -409,6 +412,11 @@ static int set_option(enum cli_option option, const char *text, struct cli_value
     case CLI_ARITHMETIC:
     case CLI_ARITHMETICS:
         return parse_arithmetics(text, option == CLI_ARITHMETICS, values, error);
+    case CLI_AS_IF:
+        if (!*text)
+            return numoe_error_set(error, -EINVAL, NULL, "is empty; a file is needed");
+        values->as_if = text;
+        return 0;
     case CLI_CPUS:
         return cli_parse_list(text, &values->cpus, error);
     case CLI_DOMAINS:

@@ -28,6 +28,7 @@ enum cli_option {
     CLI_END,
     CLI_ARITHMETIC,
     CLI_ARITHMETICS,
+    CLI_AS_IF,
     CLI_CPUS,
     CLI_DOMAINS,
     CLI_DURATION,
@@ -107,7 +108,7 @@ enum { CLI_MAX_RANKS = 1024 };
 
 /* What the command line says; zero or NULL where it says nothing. */
 struct cli_values {
-    const char *directory, *model, *save, *topology, *svg, *png, *plan, *trace;
+    const char *directory, *model, *save, *topology, *svg, *png, *plan, *as_if, *trace;
     struct cli_list cpus, nodes, tokens;
     uint64_t duration_s, experts, idle_s, layers, keep_free_bytes, seed, steps;
     uint64_t experts_per_token, hidden, intermediate;

@@ -136,6 +136,10 @@ int cli_open(const char *verb, const struct cli_values *values, const char *isa,
     struct numoe_options options = NUMOE_OPTIONS_INIT;
     struct numoe_error error = NUMOE_ERROR_INIT;
 
+    if (values->plan && values->as_if) {
+        cli_error(verb, "--plan and --as-if both name a plan");
+        return CLI_USAGE;
+    }
     options.topology = values->topology;
     options.threads = values->threads;
     options.workers = values->workers;
@@ -148,7 +152,8 @@ int cli_open(const char *verb, const struct cli_values *values, const char *isa,
     options.keep_free_bytes = values->keep_free_bytes;
     options.memory_policy = values->memory_policy;
     options.memory_spill = values->spill;
-    options.plan_file = values->plan;
+    options.plan_file = values->as_if ? values->as_if : values->plan;
+    options.as_if = values->as_if != NULL;
     options.isa = isa;
     options.pin_caller = true;
     options.gpu = values->gpu ? NUMOE_GPU_ON : NUMOE_GPU_OFF;
@@ -161,7 +166,7 @@ int cli_open(const char *verb, const struct cli_values *values, const char *isa,
     options.log = cli_log();
     if (numoe_open(&options, context, &error))
         return cli_report(verb,
-                          is_about(&error, values->topology) || is_about(&error, values->plan)
+                          is_about(&error, values->topology) || is_about(&error, options.plan_file)
                               ? CLI_STAGE_INPUT
                               : CLI_STAGE_OPTIONS,
                           &error);

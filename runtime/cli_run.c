@@ -365,10 +365,10 @@ close:
 }
 
 static const enum cli_option options[] = {
-    CLI_TOKENS,  CLI_REPEAT,   CLI_ONCE,         CLI_ARITHMETIC, CLI_ISA,   CLI_PLAN,
-    CLI_WORKERS, CLI_TOPOLOGY, CLI_MEMORY,       CLI_SPILL,      CLI_NODES, CLI_CPUS,
-    CLI_FORM,    CLI_OPTIMIZE, CLI_RESERVE_CPUS, CLI_KEEP_FREE,  CLI_SEED,  CLI_GPU,
-    CLI_STREAM,  CLI_STATS,    CLI_TRACE,        CLI_JSON,       CLI_END};
+    CLI_TOKENS,  CLI_REPEAT,   CLI_ONCE,         CLI_ARITHMETIC, CLI_ISA,   CLI_PLAN,  CLI_AS_IF,
+    CLI_WORKERS, CLI_THREADS,  CLI_TOPOLOGY,     CLI_MEMORY,     CLI_SPILL, CLI_NODES, CLI_CPUS,
+    CLI_FORM,    CLI_OPTIMIZE, CLI_RESERVE_CPUS, CLI_KEEP_FREE,  CLI_SEED,  CLI_GPU,   CLI_STREAM,
+    CLI_STATS,   CLI_TRACE,    CLI_JSON,         CLI_END};
 
 const struct cli_verb cli_run = {
     .name = "run",
@@ -384,7 +384,10 @@ const struct cli_verb cli_run = {
         "give the same, on any machine and by any threads. With --topology the plan is\n"
         "made for that machine and executed on this one, unpinned. With --plan nothing is\n"
         "planned: nodes, CPUs and shares are those of the file, and a machine or model that is\n"
-        "not what it was made for is refused. --tokens is 1,16 unless given.\n",
+        "not what it was made for is refused. With --as-if the plan of another machine is\n"
+        "replayed here: what it cuts and the order in which it adds are that plan's, so the\n"
+        "digest is that machine's, while memory and workers are those of this one. --tokens\n"
+        "is 1,16 unless given.\n",
     .directory = CLI_DIRECTORY_REQUIRED,
     .options = options,
     .run = run,

@@ -220,6 +220,7 @@ void numoe_close(struct numoe *context)
     numoe_schedule_free(&context->later[0]);
     numoe_schedule_free(&context->later[1]);
     numoe_plan_free(context->plan);
+    numoe_plan_free(context->as_if);
     numoe_machine_free(context->machine);
     pthread_mutex_destroy(&context->turn);
     pthread_mutex_destroy(&context->models_lock);

@@ -42,8 +42,9 @@ struct worker_reads {
 
 struct numoe {
     struct numoe_machine *machine;
-    struct numoe_plan *plan; /* workers and nodes, without a model; or the one that was given */
-    bool plan_given;         /* the models' plan too */
+    struct numoe_plan *plan;  /* workers and nodes, without a model; or the one that was given */
+    bool plan_given;          /* the models' plan too */
+    struct numoe_plan *as_if; /* or NULL: another machine's, which is the models', and not plan */
     struct numoe_pool *pool;
     struct numoe_gpu *gpu; /* NULL: the CPU computes, and gpu_note says why */
     struct numoe_log log;
@@ -114,6 +115,8 @@ struct numoe_model {
     struct numoe_slice_shape shape;
     const struct numoe_kernels *kernels;
     struct numoe_plan *plan;
+    uint32_t *home; /* [plan->node_count] the context's plan node in whose memory a plan node lies;
+                       NUMOE_NONE: on all of them, page by page */
     struct model_node *nodes;
     struct numoe_plan_reach reach[NUMOE_REACHES];
     struct model_groups groups[NUMOE_REACHES];
@@ -143,8 +146,19 @@ int numoe_context_make_plan(struct numoe *context, const struct numoe_options *o
 int numoe_context_plan(struct numoe *context, const struct numoe_expert_shape *shape,
                        const struct numoe_range *range, struct numoe_plan **plan,
                        struct numoe_error *error);
+/* What this machine's own plan of a model is, whatever plan was given. Takes the turn. */
+int numoe_context_plan_here(struct numoe *context, const struct numoe_expert_shape *shape,
+                            const struct numoe_range *range, struct numoe_plan **plan,
+                            struct numoe_error *error);
 /* Free a model's plan, unless it is the context's. NULL is allowed. */
 void numoe_context_drop_plan(const struct numoe *context, struct numoe_plan *plan);
+
+/* Fill model->home. Returns 0, -ENOMEM, or -ENOSPC where another machine's plan does not fit. */
+int numoe_model_settle(struct numoe_model *model, const struct numoe_expert_shape *shape,
+                       struct numoe_error *error);
+/* Of `bytes` on plan node n of the model, those that lie on a node of the context's plan. */
+uint64_t numoe_model_bytes_on(const struct numoe_model *model, uint32_t n, uint32_t node,
+                              uint64_t bytes);
 
 /* Group the model's plan nodes for every reach. Returns 0 or -ENOMEM. */
 int numoe_model_group(struct numoe_model *model);

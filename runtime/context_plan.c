@@ -2,7 +2,8 @@
  * The plans of a context: made for its machine and options, or one that the caller gives.
  *
  * A given plan is both the context's own and that of each of its models, which must have its
- * shape.
+ * shape. One that is another machine's is the models' alone; nodes and workers of the context are
+ * planned here.
  *
  * SPDX-License-Identifier: Apache-2.0
  */
@@ -50,11 +51,11 @@ static int load(const struct numoe_options *options, struct numoe_plan **plan,
         bool given;
         const char *name;
     } own[] = {
-        {options->workers != 0, "workers"},
-        {options->node_count != 0, "nodes"},
-        {options->cpu_count != 0, "cpus"},
-        {options->reserved_count != 0, "reserved CPUs"},
-        {options->keep_free_bytes != 0, "memory to keep free"},
+        {options->workers != 0 && !options->as_if, "workers"},
+        {options->node_count != 0 && !options->as_if, "nodes"},
+        {options->cpu_count != 0 && !options->as_if, "cpus"},
+        {options->reserved_count != 0 && !options->as_if, "reserved CPUs"},
+        {options->keep_free_bytes != 0 && !options->as_if, "memory to keep free"},
         {options->form || options->groups || options->objective, "the form of sharding"},
     };
 
@@ -78,10 +79,19 @@ int numoe_context_make_plan(struct numoe *context, const struct numoe_options *o
     int rc;
 
     context->plan_given = options->plan || options->plan_file;
-    if (!context->plan_given)
-        return make(context, &nothing, &none, &context->plan, error);
-    rc = load(options, &context->plan, error);
-    return rc ? rc : numoe_plan_check(context->plan, context->machine, &context->log, error);
+    if (options->as_if && !context->plan_given)
+        return numoe_error_set(error, -EINVAL, "as_if", "is for a plan, and none is given");
+    rc = context->plan_given
+             ? load(options, options->as_if ? &context->as_if : &context->plan, error)
+             : 0;
+    if (rc)
+        return rc;
+    if (context->plan)
+        return numoe_plan_check(context->plan, context->machine, &context->log, error);
+    /* what the other machine's plan leaves to this one is room, and that is greatest so */
+    if (context->as_if)
+        context->form = NUMOE_FORM_EVERY_NODE;
+    return make(context, &nothing, &none, &context->plan, error);
 }
 
 /* "layers 43, and 2 in this model" of each number that differs; empty: none. */
@@ -116,34 +126,42 @@ static void differences(const struct numoe_plan *plan, const struct numoe_expert
                 used ? "; " : "", fields[i].name, fields[i].plan, fields[i].model);
 }
 
+int numoe_context_plan_here(struct numoe *context, const struct numoe_expert_shape *shape,
+                            const struct numoe_range *range, struct numoe_plan **plan,
+                            struct numoe_error *error)
+{
+    int rc;
+
+    /* before the turn is touched: a fork may have copied it locked */
+    if (numoe_pool_forked(context->pool))
+        return numoe_error_set(error, -ECHILD, "context",
+                               "this process was forked from the one that opened it");
+    pthread_mutex_lock(&context->turn);
+    /* earlier models have taken memory since */
+    numoe_machine_refresh(context->machine);
+    rc = make(context, shape, range, plan, error);
+    pthread_mutex_unlock(&context->turn);
+    return rc;
+}
+
 int numoe_context_plan(struct numoe *context, const struct numoe_expert_shape *shape,
                        const struct numoe_range *range, struct numoe_plan **plan,
                        struct numoe_error *error)
 {
+    struct numoe_plan *given = context->as_if ? context->as_if : context->plan;
     char text[400];
-    int rc;
 
-    if (!context->plan_given) {
-        /* before the turn is touched: a fork may have copied it locked */
-        if (numoe_pool_forked(context->pool))
-            return numoe_error_set(error, -ECHILD, "context",
-                                   "this process was forked from the one that opened it");
-        pthread_mutex_lock(&context->turn);
-        /* earlier models have taken memory since */
-        numoe_machine_refresh(context->machine);
-        rc = make(context, shape, range, plan, error);
-        pthread_mutex_unlock(&context->turn);
-        return rc;
-    }
-    differences(context->plan, shape, range, text, sizeof text);
+    if (!context->plan_given)
+        return numoe_context_plan_here(context, shape, range, plan, error);
+    differences(given, shape, range, text, sizeof text);
     if (*text)
         return numoe_error_set(error, -ESTALE, "plan", "it is for another model: %s", text);
-    *plan = context->plan;
+    *plan = given;
     return 0;
 }
 
 void numoe_context_drop_plan(const struct numoe *context, struct numoe_plan *plan)
 {
-    if (plan != context->plan)
+    if (plan != context->plan && plan != context->as_if)
         numoe_plan_free(plan);
 }

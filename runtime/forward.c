@@ -184,7 +184,7 @@ static void turn_later(struct numoe *context, struct numoe_model *model,
     result->missing += later->missing;
     result->experts_hit += later->experts_hit;
     result->expert_bytes += later->expert_bytes;
-    for (uint32_t n = 0; n < model->plan->node_count; n++)
+    for (uint32_t n = 0; n < context->plan->node_count; n++)
         context->schedule.node_bytes[n] += deferred->node_bytes[n];
 }
 

@@ -239,13 +239,14 @@ out:
 /* OS indices of the nodes that the policy of plan node n may use besides it. */
 static uint32_t list_nodes(const struct numoe_model *model, uint32_t n, uint32_t *nodes)
 {
-    const struct numoe_plan *plan = model->plan;
-    const bool all = model->context->memory_policy == NUMOE_MEMORY_INTERLEAVE;
+    const struct numoe_plan *here = model->context->plan;
+    const uint32_t home = model->home[n];
+    const bool all = home == NUMOE_NONE || model->context->memory_policy == NUMOE_MEMORY_INTERLEAVE;
     uint32_t count = 0;
 
-    for (uint32_t i = 0; i < plan->node_count; i++)
-        if (all || plan->nodes[i].domain == plan->nodes[n].domain)
-            nodes[count++] = plan->nodes[i].os_index;
+    for (uint32_t i = 0; i < here->node_count; i++)
+        if (all || here->nodes[i].domain == here->nodes[home].domain)
+            nodes[count++] = here->nodes[i].os_index;
     return count;
 }
 
@@ -254,7 +255,7 @@ static int reserve(struct numoe_model *model, struct numoe_error *error)
     const struct numoe *context = model->context;
     const struct numoe_plan *plan = model->plan;
     struct numoe_memory_request request = NUMOE_MEMORY_REQUEST_INIT;
-    uint32_t *nodes = malloc(plan->node_count * sizeof *nodes);
+    uint32_t *nodes = malloc(context->plan->node_count * sizeof *nodes);
     uint64_t total = 0;
     int rc = 0;
 
@@ -270,7 +271,6 @@ static int reserve(struct numoe_model *model, struct numoe_error *error)
         rc = numoe_memory_create(&request, &all, error);
         numoe_memory_destroy(all);
     }
-    request.policy = context->memory_policy;
     request.strict = context->strict_memory;
     request.spill = context->memory_spill;
     request.log = &context->log;
@@ -281,8 +281,12 @@ static int reserve(struct numoe_model *model, struct numoe_error *error)
         request.bytes = plan->nodes[n].planned_bytes;
         if (request.bytes == 0)
             continue;
+        request.policy = model->home[n] == NUMOE_NONE && context->memory_policy == NUMOE_MEMORY_BIND
+                             ? NUMOE_MEMORY_INTERLEAVE
+                             : context->memory_policy;
         if (!context->described)
-            request.os_node = plan->nodes[n].os_index;
+            request.os_node =
+                context->plan->nodes[model->home[n] == NUMOE_NONE ? 0 : model->home[n]].os_index;
         request.node_count = list_nodes(model, n, nodes);
         rc = numoe_memory_create(&request, &node->memory, error);
         if (!rc)
@@ -328,6 +332,9 @@ int numoe_model_create(struct numoe *context, const struct numoe_model_desc *des
     rc = numoe_context_plan(context, &shape, &d.range, &model->plan, error);
     if (rc)
         goto fail;
+    rc = numoe_model_settle(model, &shape, error);
+    if (rc)
+        goto fail;
     rc = numoe_model_group(model);
     if (rc) {
         numoe_error_set(error, rc, "model", "out of memory");
@@ -364,6 +371,7 @@ void numoe_model_destroy(struct numoe_model *model)
     free(model->state);
     free(model->bias_place);
     free(model->bias_node);
+    free(model->home);
     numoe_model_ungroup(model);
     numoe_context_drop_plan(model->context, model->plan);
     free(model);
@@ -611,7 +619,7 @@ int numoe_model_info(const struct numoe_model *model, struct numoe_model_info *i
     now.desc = model->desc;
     memcpy(now.family, model->family, sizeof now.family);
     strncpy(now.kernels, model->kernels->name, sizeof now.kernels - 1);
-    now.node_count = model->plan->node_count;
+    now.node_count = model->context->plan->node_count;
     now.worker_count = numoe_pool_worker_count(model->context->pool);
     now.expert_bytes = held.slices * held.slice_bytes + held.expert_bytes;
     for (uint32_t n = 0; n < model->plan->node_count; n++)
@@ -627,27 +635,34 @@ int numoe_model_info(const struct numoe_model *model, struct numoe_model_info *i
 
 int numoe_model_node(const struct numoe_model *model, uint32_t index, struct numoe_node_info *info)
 {
-    struct numoe_memory_report report = {0};
+    const struct numoe_plan_node *node;
     struct numoe_node_info now;
 
-    if (!model || !info || info->size < sizeof info->size || index >= model->plan->node_count)
+    if (!model || !info || info->size < sizeof info->size ||
+        index >= model->context->plan->node_count)
         return -EINVAL;
-    const struct numoe_plan_node *node = &model->plan->nodes[index];
-    if (model->nodes[index].memory)
-        numoe_memory_inspect(model->nodes[index].memory, &report);
+    node = &model->context->plan->nodes[index];
     now = (struct numoe_node_info){
         .size = info->size,
         .os_index = node->os_index,
         .workers = node->worker_count,
         .capacity_bytes = node->capacity_bytes,
-        .planned_bytes = node->planned_bytes,
-        .huge_bytes = report.huge_bytes,
-        .checked_bytes = report.checked_bytes,
-        .placed_bytes = report.placed_bytes,
-        .bound = report.bound,
-        .giant_bytes = report.giant_bytes,
-        .spilled_bytes = report.spilled_bytes,
     };
+    for (uint32_t n = 0; n < model->plan->node_count; n++) {
+        struct numoe_memory_report report = {0};
+
+        if (!model->nodes[n].memory || !numoe_model_bytes_on(model, n, index, UINT64_MAX))
+            continue;
+        numoe_memory_inspect(model->nodes[n].memory, &report);
+        now.bound = (now.bound || !now.planned_bytes) && report.bound;
+        now.planned_bytes +=
+            numoe_model_bytes_on(model, n, index, model->plan->nodes[n].planned_bytes);
+        now.huge_bytes += numoe_model_bytes_on(model, n, index, report.huge_bytes);
+        now.checked_bytes += numoe_model_bytes_on(model, n, index, report.checked_bytes);
+        now.placed_bytes += numoe_model_bytes_on(model, n, index, report.placed_bytes);
+        now.giant_bytes += numoe_model_bytes_on(model, n, index, report.giant_bytes);
+        now.spilled_bytes += numoe_model_bytes_on(model, n, index, report.spilled_bytes);
+    }
     memcpy(info, &now, info->size < sizeof now ? info->size : sizeof now);
     return 0;
 }

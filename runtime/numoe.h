@@ -73,7 +73,7 @@ struct numoe_options {
     /** A plan that numoe plan --json wrote: the path of its file, or its bytes in memory. Nodes,
      *  workers, lanes and shares are the plan's; workers, nodes, cpus, reserved_cpus,
      *  keep_free_bytes, form, groups and objective must be left alone. Models must have its shape.
-     *  NULL: plans are made here. */
+     *  NULL: plans are made here. See as_if for a plan of another machine. */
     const char *plan_file;
     const void *plan;
     uint64_t plan_bytes;  /**< of plan */
@@ -93,6 +93,13 @@ struct numoe_options {
                                 long it takes to wake them. Counts are kept in any case */
     uint32_t trace_events; /**< keep so many of each worker's latest events, 40 bytes each, for
                                 numoe_trace_write; implies stats. 0: none; at most 2^24 */
+    /** The plan is another machine's, to be replayed here: its nodes, lanes and workers cut a call
+     *  and order the sums, so that outputs are the bits that CPUs of the same instructions (isa)
+     *  give there; memory and threads are those of this machine, whatever it is. workers, nodes,
+     *  cpus, reserved_cpus and keep_free_bytes then speak of this machine and may be given; form,
+     *  groups and objective are the plan's. Nodes of the plan are dealt out among the nodes here,
+     *  in order. A model that has no room here is refused as always (-ENOSPC). */
+    bool as_if;
 };
 
 #define NUMOE_OPTIONS_INIT                                                                         \
@@ -105,7 +112,8 @@ struct numoe_options {
  * @param options  NULL for defaults; read during the call only (log.user must outlive the context)
  * @return 0; -EINVAL (an option, a topology that does not parse), -ENOTSUP (ISA not here), -EAGAIN
  *         (threads refused), -ENOMEM. With a plan: -EBADMSG, -E2BIG, -ENOENT (no plan, or damaged),
- *         -ESTALE (the machine has changed: the message says in what, and the log what else).
+ *         -ESTALE (without as_if: the machine has changed; the message says in what, and the log
+ *         what else).
  *         *context is written on success only.
  * @thread any
  */
@@ -244,7 +252,7 @@ int numoe_model_load(struct numoe *context, const char *directory,
                      const struct numoe_load_options *options, struct numoe_model **model,
                      struct numoe_error *error);
 
-/** Node of a model and what lies there. */
+/** A memory node of this machine, and what of a model lies there. */
 struct numoe_node_info {
     size_t size;
     uint32_t os_index, workers;

@@ -745,7 +745,7 @@ static int reserve_work(struct numoe_schedule *s, uint32_t workers)
 int numoe_schedule_begin(struct numoe_schedule *s, struct numoe_model *model, uint64_t layer,
                          const struct numoe_batch *batch)
 {
-    const uint64_t node_bytes = model->plan->node_count * sizeof *s->node_bytes;
+    const uint64_t node_bytes = model->context->plan->node_count * sizeof *s->node_bytes;
     int rc = renew(s, MEMORY_SEEN, model->desc.experts);
 
     if (!rc)
@@ -768,13 +768,17 @@ static void count_nodes(const struct numoe_schedule *s, uint64_t expert, uint64_
 {
     const struct numoe_model *model = s->model;
     const uint64_t q = s->layer * model->desc.experts + expert;
+    const uint32_t nodes = model->context->plan->node_count;
 
     for (uint32_t n = 0; n < model->plan->node_count; n++) {
         const uint32_t *start = &model->nodes[n].start[q];
+        const uint64_t bytes = (start[1] - start[0]) * model->shape.bytes +
+                               (n == model->bias_node[q] ? bias_bytes : 0);
 
-        s->node_bytes[n] += (start[1] - start[0]) * model->shape.bytes;
-        if (n == model->bias_node[q])
-            s->node_bytes[n] += bias_bytes;
+        if (model->home[n] != NUMOE_NONE)
+            s->node_bytes[model->home[n]] += bytes;
+        for (uint32_t r = 0; model->home[n] == NUMOE_NONE && r < nodes; r++)
+            s->node_bytes[r] += numoe_model_bytes_on(model, n, r, bytes);
     }
 }
 
@@ -947,8 +951,8 @@ static void run_lane(void *context, uint32_t item, uint32_t worker)
 {
     const struct numoe_schedule *s = context;
     const struct schedule_lane *lane = &s->lanes[item];
-    const struct numoe_plan *plan = s->model->plan;
-    const uint32_t home = plan->workers[worker % plan->worker_count].plan_node;
+    const struct numoe_plan *here = s->model->context->plan;
+    const uint32_t home = here->workers[worker % here->worker_count].plan_node;
     struct numoe_trace *trace = s->model->context->trace;
     struct worker_reads *reads = &s->model->context->reads[worker];
     uint64_t all = 0, remote = 0, since = numoe_trace_now(trace);
@@ -959,7 +963,7 @@ static void run_lane(void *context, uint32_t item, uint32_t worker)
         const uint64_t bytes = compute_run(s, run, worker);
 
         all += bytes;
-        remote += run->node == home ? 0 : bytes;
+        remote += s->model->home[run->node] == home ? 0 : bytes;
         if (trace)
             since = numoe_trace_span(trace, worker, TRACE_EXPERT, since,
                                      (uint32_t[TRACE_ARGS]){(uint32_t)s->layer, run->expert,

@@ -75,7 +75,8 @@ struct numoe_schedule {
     bool own_records; /* few tokens: each worker makes its own records */
     uint32_t combine_chunks, combine_tiles;
 
-    uint64_t *node_bytes; /* [nodes] of experts that workers read in this call, wherever they are */
+    uint64_t *node_bytes; /* [nodes of the context] of experts that workers read in this call,
+                             wherever they are */
 
     struct grow memory[14];
     uint64_t memory_bytes;

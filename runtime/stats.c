@@ -147,18 +147,21 @@ static void add_placement(struct numoe *context, uint32_t node, struct numoe_nod
     stats->bound = true;
     pthread_mutex_lock(&context->models_lock);
     for (struct numoe_model *model = context->models; model; model = model->next) {
-        const struct numoe_memory_report *report = &model->nodes[node].report;
-
-        if (!model->nodes[node].memory)
-            continue;
         inspect(model);
-        stats->planned_bytes += model->plan->nodes[node].planned_bytes;
-        stats->huge_bytes += report->huge_bytes;
-        stats->giant_bytes += report->giant_bytes;
-        stats->spilled_bytes += report->spilled_bytes;
-        stats->checked_bytes += report->checked_bytes;
-        stats->placed_bytes += report->placed_bytes;
-        stats->bound = stats->bound && report->bound;
+        for (uint32_t n = 0; n < model->plan->node_count; n++) {
+            const struct numoe_memory_report *report = &model->nodes[n].report;
+
+            if (!model->nodes[n].memory || !numoe_model_bytes_on(model, n, node, UINT64_MAX))
+                continue;
+            stats->planned_bytes +=
+                numoe_model_bytes_on(model, n, node, model->plan->nodes[n].planned_bytes);
+            stats->huge_bytes += numoe_model_bytes_on(model, n, node, report->huge_bytes);
+            stats->giant_bytes += numoe_model_bytes_on(model, n, node, report->giant_bytes);
+            stats->spilled_bytes += numoe_model_bytes_on(model, n, node, report->spilled_bytes);
+            stats->checked_bytes += numoe_model_bytes_on(model, n, node, report->checked_bytes);
+            stats->placed_bytes += numoe_model_bytes_on(model, n, node, report->placed_bytes);
+            stats->bound = stats->bound && report->bound;
+        }
     }
     pthread_mutex_unlock(&context->models_lock);
     stats->bound = stats->bound && stats->planned_bytes;
