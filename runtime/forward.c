@@ -376,6 +376,47 @@ int numoe_wait(struct numoe_model *model, uint64_t ticket, struct numoe_result *
     return rc;
 }
 
+int numoe_reserve(struct numoe_model *model, uint64_t tokens, uint64_t top_k, uint64_t deferred,
+                  struct numoe_error *error)
+{
+    struct numoe *context;
+    int rc = 0;
+
+    if (!model)
+        return numoe_error_set(error, -EINVAL, "model", "is NULL");
+    if (top_k < 1 || top_k > 64)
+        return numoe_error_set(error, -EINVAL, "top_k", "%llu is not in 1..64",
+                               (unsigned long long)top_k);
+    if (deferred > SCHEDULE_DEFERRED_TOKENS)
+        return numoe_error_set(error, -EINVAL, "deferred", "%llu tokens are more than %d",
+                               (unsigned long long)deferred, SCHEDULE_DEFERRED_TOKENS);
+    context = model->context;
+    if (numoe_pool_forked(context->pool))
+        return numoe_error_set(error, -ECHILD, "context",
+                               "this process was forked from the one that opened it");
+    pthread_mutex_lock(&context->turn);
+    finish_pending(context);
+    if (context->later_model) {
+        rc = numoe_error_set(error, -EBUSY, "deferred",
+                             "deferred experts wait: a call has to collect them first");
+        goto out;
+    }
+    if (tokens)
+        rc = numoe_schedule_reserve(&context->schedule, model, tokens, top_k, deferred);
+    for (unsigned i = 0; !rc && deferred && i < 2; i++) {
+        context->later[i].part = SCHEDULE_DEFERRED;
+        rc = numoe_schedule_reserve(&context->later[i], model, deferred, top_k, 0);
+    }
+    if (rc)
+        numoe_error_set(error, rc, "workspace", "no memory for calls of %llu tokens",
+                        (unsigned long long)tokens);
+    atomic_store_explicit(&context->workspace_bytes, context->schedule.memory_bytes,
+                          memory_order_relaxed);
+out:
+    pthread_mutex_unlock(&context->turn);
+    return rc;
+}
+
 void numoe_context_forget(struct numoe_model *model)
 {
     struct numoe *context = model->context;

@@ -2,8 +2,9 @@
  * numoe.h - execute the routed experts of a Mixture-of-Experts model on this machine.
  *
  * Order of calls: numoe_open -> numoe_model_load (files) or numoe_model_create and
- * numoe_expert_load (the caller's memory) -> numoe_forward, or numoe_submit and numoe_wait, once
- * for each MoE layer of each pass -> numoe_model_destroy -> numoe_close.
+ * numoe_expert_load (the caller's memory) -> numoe_reserve, if no call may wait for memory ->
+ * numoe_forward, or numoe_submit and numoe_wait, once for each MoE layer of each pass ->
+ * numoe_model_destroy -> numoe_close.
  *
  * Every function returns 0 (or a count) or a negative errno; calls with many reasons to fail also
  * fill an optional struct numoe_error. The library prints nothing, never exits, keeps no global
@@ -388,6 +389,24 @@ int numoe_submit(struct numoe_model *model, uint64_t layer, const struct numoe_b
  * @thread any
  */
 int numoe_wait(struct numoe_model *model, uint64_t ticket, struct numoe_result *result);
+
+/**
+ * Get the memory of calls ahead of time: activations, partial outputs and tables. After it no call
+ * on the model of as many tokens and as large a top_k, or less, that the CPU computes allocates
+ * anything or touches a page for the first time, whatever its routing; without it that happens in
+ * each call that is larger than all before. A call that is larger than reserved still grows it.
+ * The memory is the context's: models share it, and it stays until the context is closed.
+ * To be called when experts are loaded: what some of them need depends on their scales.
+ * @param tokens    of the largest batch; a batch that takes several passes (numoe_submit) counts
+ *                  as one of them. 0: none
+ * @param top_k     of such a batch, 1 .. 64
+ * @param deferred  tokens of the largest batch with numoe_batch.deferred, 0 .. 64; 0: there is none
+ * @return 0; -EINVAL; -ENOMEM (less than asked for was got, and stays); -EBUSY: deferred experts
+ *         wait to be collected; -ECHILD as numoe_forward
+ * @thread any; blocks as a call does, and finishes a submission that is outstanding
+ */
+int numoe_reserve(struct numoe_model *model, uint64_t tokens, uint64_t top_k, uint64_t deferred,
+                  struct numoe_error *error);
 
 /* ---- stats ---------------------------------------------------------------------------------- */
 

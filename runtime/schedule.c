@@ -22,103 +22,22 @@
  *
  * SPDX-License-Identifier: Apache-2.0
  */
-#include "schedule.h"
+#include "schedule_memory.h"
 
 #include <errno.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
 #include "base/checked.h"
 #include "context.h"
 
 enum {
-    RUN_TOKENS = 256,        /* most tokens of a call to a kernel */
-    RECORD_TOKENS = 16,      /* tokens of a record item */
-    LANE_SLICES = 32,        /* a few-token lane aims at so many slices ... */
-    LANE_SLICES_LEAST = 4,   /* ... and has fewer only to give every worker one */
-    RANGE_SLICES_LEAST = 4,  /* many tokens: fewer slices before down cost time */
-    BLOCK_TOKENS_LEAST = 16, /* many tokens: smaller blocks decode too often */
-    LANES_MOST = 8           /* times the plan's lanes of a node: as finely as few tokens are cut */
+    RUN_TOKENS = 256,       /* most tokens of a call to a kernel */
+    RECORD_TOKENS = 16,     /* tokens of a record item */
+    LANE_SLICES_LEAST = 4,  /* a few-token lane has fewer than it aims at only to give every
+                               worker one */
+    RANGE_SLICES_LEAST = 4, /* many tokens: fewer slices before down cost time */
+    LANES_MOST = 8          /* times the plan's lanes of a node: as finely as few tokens are cut */
 };
-
-/* ---- memory of a call ------------------------------------------------------------------------ */
-
-enum memory_use {
-    MEMORY_LANES,
-    MEMORY_RUNS,
-    MEMORY_ENTRIES,
-    MEMORY_TOKEN_FIRST,
-    MEMORY_TOKEN_ROWS,
-    MEMORY_LANE_FIRST,
-    MEMORY_RECORDS,
-    MEMORY_ROWS,
-    MEMORY_SCRATCH,
-    MEMORY_OWN_EPOCH,
-    MEMORY_BUILD,
-    MEMORY_ROW_TOKEN,
-    MEMORY_SEEN,
-    MEMORY_NODE_BYTES,
-    MEMORY_USES
-};
-_Static_assert(MEMORY_USES == sizeof((struct numoe_schedule *)NULL)->memory / sizeof(struct grow),
-               "a place for every use");
-
-/* Growth below this is not worth looking at what is free. */
-#define CHECKED_BYTES ((uint64_t)16 << 20)
-
-/* At least `bytes` at grow->data; what was there is kept. Zero bytes are fine. */
-static int grow_to(struct numoe_schedule *s, enum memory_use use, uint64_t bytes)
-{
-    struct grow *g = &s->memory[use];
-    const uint64_t page = (uint64_t)2 << 20;
-    uint64_t want;
-    void *data;
-
-    if (bytes <= g->bytes)
-        return 0;
-    if (!numoe_add_u64(bytes, bytes / 2, &want) ||
-        !numoe_round_up_u64(want, want > page ? page : 4096, &want) || want > SIZE_MAX / 2)
-        return -EOVERFLOW;
-    /* the kernel promises what it has not, and kills who touches it */
-    if (bytes >= CHECKED_BYTES && bytes > numoe_memory_room())
-        return -ENOMEM;
-    data = mmap(NULL, want, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1,
-                0);
-    if (data == MAP_FAILED)
-        return -ENOMEM;
-    if (want >= page)
-        madvise(data, want, MADV_HUGEPAGE); /* only speed depends on it */
-    if (g->data) {
-        memcpy(data, g->data, g->bytes);
-        munmap(g->data, g->bytes);
-    }
-    s->memory_bytes += want - g->bytes;
-    g->data = data;
-    g->bytes = want;
-    return 0;
-}
-
-/* As grow_to for memory that starts anew each call: nothing is copied. */
-static int renew(struct numoe_schedule *s, enum memory_use use, uint64_t bytes)
-{
-    struct grow *g = &s->memory[use];
-
-    if (bytes > g->bytes && g->data) {
-        munmap(g->data, g->bytes);
-        s->memory_bytes -= g->bytes;
-        *g = (struct grow){NULL, 0};
-    }
-    return grow_to(s, use, bytes);
-}
-
-void numoe_schedule_free(struct numoe_schedule *s)
-{
-    for (size_t i = 0; i < sizeof s->memory / sizeof s->memory[0]; i++)
-        if (s->memory[i].data)
-            munmap(s->memory[i].data, s->memory[i].bytes);
-    memset(s, 0, sizeof *s);
-}
 
 /* ---- the batch ------------------------------------------------------------------------------- */
 
@@ -208,20 +127,24 @@ static enum numoe_reach choose_reach(const struct numoe_schedule *s)
                                  (pairs / hit + most - 1) / most);
 }
 
-uint64_t numoe_schedule_pass(const struct numoe_schedule *s)
+uint64_t numoe_schedule_pass_of(const struct numoe_model *model, enum numoe_reach reach,
+                                uint64_t top_k)
 {
-    const uint64_t row = s->model->shape.hidden_tiles * NUMOE_TILE * sizeof(float);
-    uint64_t tokens;
+    const uint64_t row = model->shape.hidden_tiles * NUMOE_TILE * sizeof(float);
+    uint64_t tokens =
+        numoe_plan_row_bytes(model->plan->node_count) / (row * top_k * model->reach[reach].rows);
 
-    if (s->batch.tokens == 0) /* then nothing else of the batch was checked */
-        return 0;
-    tokens = numoe_plan_row_bytes(s->model->plan->node_count) /
-             (row * s->batch.top_k * s->model->reach[s->reach].rows);
     if (tokens < 64)
         tokens = 64;
     if (tokens > 65536)
         tokens = 65536;
     return tokens;
+}
+
+uint64_t numoe_schedule_pass(const struct numoe_schedule *s)
+{
+    /* without tokens nothing else of the batch was checked */
+    return s->batch.tokens ? numoe_schedule_pass_of(s->model, s->reach, s->batch.top_k) : 0;
 }
 
 /* ---- building -------------------------------------------------------------------------------- */
@@ -250,7 +173,6 @@ struct build {
     uint32_t *token_row;   /* ... and that row */
     uint32_t *lane_worker; /* [lanes] planned worker */
     uint64_t *load;        /* [workers] cost given so far */
-    uint32_t lane_worker_capacity;
 };
 
 /* Cost of one slice for m tokens, in 1/16 of a token's arithmetic on it: reading it takes as long
@@ -264,7 +186,7 @@ static uint64_t slice_cost(uint64_t tokens)
 static int push_lane(struct build *b)
 {
     struct numoe_schedule *s = b->s;
-    int rc = grow_to(s, MEMORY_LANES, (s->lane_count + 1) * sizeof *s->lanes);
+    int rc = schedule_grow(s, MEMORY_LANES, (s->lane_count + 1) * sizeof *s->lanes);
 
     if (rc)
         return rc;
@@ -288,12 +210,14 @@ static int push_run(struct build *b, uint32_t h, uint32_t node, uint64_t first, 
     const struct hit *hit = &b->hits[h];
     const struct part *part = part_of(b, h, node);
     struct schedule_run *run;
-    int rc = grow_to(s, MEMORY_RUNS, (s->run_count + 1) * sizeof *s->runs);
+    int rc = schedule_grow(s, MEMORY_RUNS, (s->run_count + 1) * sizeof *s->runs);
 
     if (!rc)
-        rc = grow_to(s, MEMORY_ENTRIES, ((uint64_t)s->entry_count + tokens) * sizeof *s->entries);
+        rc = schedule_grow(s, MEMORY_ENTRIES,
+                           ((uint64_t)s->entry_count + tokens) * sizeof *s->entries);
     if (!rc)
-        rc = grow_to(s, MEMORY_ROW_TOKEN, ((uint64_t)s->row_count + tokens) * sizeof(uint32_t));
+        rc = schedule_grow(s, MEMORY_ROW_TOKEN,
+                           ((uint64_t)s->row_count + tokens) * sizeof(uint32_t));
     if (rc)
         return rc;
     if (s->entry_count > UINT32_MAX / 2)
@@ -360,15 +284,11 @@ static int give_lane(struct build *b, const struct group *group, uint64_t cost)
 {
     struct numoe_schedule *s = b->s;
     uint32_t best = group->workers[0];
+    int rc = schedule_grow(s, MEMORY_LANE_WORKER, s->lane_count * sizeof *b->lane_worker);
 
-    if (s->lane_count > b->lane_worker_capacity) {
-        const uint32_t capacity = s->lane_count + s->lane_count / 2 + 64;
-        uint32_t *grown = realloc(b->lane_worker, capacity * sizeof *grown);
-        if (!grown)
-            return -ENOMEM;
-        b->lane_worker = grown;
-        b->lane_worker_capacity = capacity;
-    }
+    if (rc)
+        return rc;
+    b->lane_worker = s->memory[MEMORY_LANE_WORKER].data;
     for (uint32_t i = 1; i < group->worker_count; i++)
         if (b->load[group->workers[i]] < b->load[best])
             best = group->workers[i];
@@ -410,7 +330,7 @@ static int lay_many(struct build *b, const struct group *group, uint64_t share)
             continue;
         /* by the largest block: one that is too large by a token would be cut in ranges */
         while (slices * slice_cost((tokens + blocks - 1) / blocks) > share &&
-               tokens / (blocks + 1) >= BLOCK_TOKENS_LEAST)
+               tokens / (blocks + 1) >= SCHEDULE_BLOCK_TOKENS_LEAST)
             blocks++;
         for (uint32_t i = 0, token = 0; i < blocks; i++) {
             const uint32_t count = (tokens - token + blocks - i - 1) / (blocks - i);
@@ -459,7 +379,7 @@ static int lay_few(struct build *b, const struct group *group)
                                                              : group->worker_count;
     if (least > group->lanes)
         least = group->lanes;
-    lanes = slices / LANE_SLICES;
+    lanes = slices / SCHEDULE_LANE_SLICES;
     if (lanes < least)
         lanes = least;
     if (lanes > (uint64_t)LANES_MOST * group->lanes)
@@ -637,12 +557,13 @@ static int index_rows(struct numoe_schedule *s)
     const uint64_t width = s->model->shape.hidden_tiles * NUMOE_TILE;
     const uint32_t *late = s->late ? s->late->token_first + s->token_begin : NULL;
     const uint64_t late_rows = late ? late[s->token_count] - late[0] : 0;
-    int rc = renew(s, MEMORY_TOKEN_FIRST, (s->token_count + 2) * sizeof *s->token_first);
+    int rc = schedule_renew(s, MEMORY_TOKEN_FIRST, (s->token_count + 2) * sizeof *s->token_first);
 
     if (!rc)
-        rc = renew(s, MEMORY_TOKEN_ROWS, (s->row_count + late_rows + 1) * sizeof *s->token_rows);
+        rc = schedule_renew(s, MEMORY_TOKEN_ROWS,
+                            (s->row_count + late_rows + 1) * sizeof *s->token_rows);
     if (!rc)
-        rc = renew(s, MEMORY_ROWS, s->row_count * width * sizeof(float));
+        rc = schedule_renew(s, MEMORY_ROWS, s->row_count * width * sizeof(float));
     if (rc)
         return rc;
     s->token_first = s->memory[MEMORY_TOKEN_FIRST].data;
@@ -670,15 +591,14 @@ static int order_lanes(struct build *b, uint32_t workers)
     const uint32_t planned = s->model->plan->worker_count;
     uint32_t *first;
     struct schedule_lane *sorted;
-    int rc =
-        renew(s, MEMORY_LANE_FIRST, ((uint64_t)planned + 2 + workers + 2) * sizeof *s->lane_first);
+    int rc = schedule_renew(s, MEMORY_LANE_FIRST, numoe_schedule_first_bytes(s->model, workers));
 
+    if (!rc)
+        rc = schedule_renew(s, MEMORY_LANE_SORTED, s->lane_count * sizeof *sorted);
     if (rc)
         return rc;
     first = s->memory[MEMORY_LANE_FIRST].data;
-    sorted = malloc((s->lane_count + 1) * sizeof *sorted);
-    if (!sorted)
-        return -ENOMEM;
+    sorted = s->memory[MEMORY_LANE_SORTED].data;
     memset(first, 0, (planned + 2) * sizeof *first);
     for (uint32_t i = 0; i < s->lane_count; i++)
         first[b->lane_worker[i] + 2]++;
@@ -688,7 +608,6 @@ static int order_lanes(struct build *b, uint32_t workers)
         sorted[first[b->lane_worker[i] + 1]++] = s->lanes[i];
     if (s->lane_count)
         memcpy(s->lanes, sorted, s->lane_count * sizeof *sorted);
-    free(sorted);
     if (workers == planned) {
         s->lane_first = first;
     } else {
@@ -699,30 +618,41 @@ static int order_lanes(struct build *b, uint32_t workers)
     return 0;
 }
 
+uint64_t numoe_schedule_first_bytes(const struct numoe_model *model, uint32_t workers)
+{
+    return ((uint64_t)model->plan->worker_count + 2 + workers + 2) * sizeof(uint32_t);
+}
+
+uint64_t numoe_schedule_scratch(const struct numoe_model *model)
+{
+    const uint64_t page = (uint64_t)2 << 20;
+    uint64_t bytes = model->kernels->scratch_bytes(&model->shape);
+
+    return numoe_round_up_u64(bytes + 1, bytes > page ? page : 4096, &bytes) ? bytes : UINT64_MAX;
+}
+
 static int reserve_work(struct numoe_schedule *s, uint32_t workers)
 {
     const struct numoe_slice_shape *shape = &s->model->shape;
     const struct numoe_kernels *k = s->model->kernels;
-    const uint64_t page = (uint64_t)2 << 20;
-    uint64_t scratch = k->scratch_bytes(shape), records, unit;
+    const uint64_t scratch = numoe_schedule_scratch(s->model);
+    uint64_t records, all;
     int rc;
 
     s->record_stride = k->record_bytes(shape);
     /* x is gone by the time that deferred experts are computed */
     s->own_records = s->part == SCHEDULE_NOW && s->token_count <= SCHEDULE_OWN_TOKENS;
-    unit = scratch > page ? page : 4096;
-    if (!numoe_round_up_u64(scratch + 1, unit, &scratch) ||
-        !numoe_mul_u64(s->own_records ? workers * (uint64_t)SCHEDULE_OWN_TOKENS : s->token_count,
+    if (!numoe_mul_u64(s->own_records ? workers * (uint64_t)SCHEDULE_OWN_TOKENS : s->token_count,
                        s->record_stride, &records) ||
-        !numoe_mul_u64(scratch, workers, &unit))
+        !numoe_mul_u64(scratch, workers, &all))
         return -EOVERFLOW;
     s->scratch_stride = scratch;
-    rc = renew(s, MEMORY_RECORDS, records);
+    rc = schedule_renew(s, MEMORY_RECORDS, records);
     if (!rc)
-        rc = renew(s, MEMORY_SCRATCH, unit);
+        rc = schedule_renew(s, MEMORY_SCRATCH, all);
     if (!rc)
-        rc = grow_to(s, MEMORY_OWN_EPOCH,
-                     (uint64_t)workers * SCHEDULE_OWN_TOKENS * sizeof *s->own_epoch);
+        rc = schedule_grow(s, MEMORY_OWN_EPOCH,
+                           (uint64_t)workers * SCHEDULE_OWN_TOKENS * sizeof *s->own_epoch);
     if (rc)
         return rc;
     s->records = s->memory[MEMORY_RECORDS].data;
@@ -746,10 +676,10 @@ int numoe_schedule_begin(struct numoe_schedule *s, struct numoe_model *model, ui
                          const struct numoe_batch *batch)
 {
     const uint64_t node_bytes = model->context->plan->node_count * sizeof *s->node_bytes;
-    int rc = renew(s, MEMORY_SEEN, model->desc.experts);
+    int rc = schedule_renew(s, MEMORY_SEEN, model->desc.experts);
 
     if (!rc)
-        rc = renew(s, MEMORY_NODE_BYTES, node_bytes);
+        rc = schedule_renew(s, MEMORY_NODE_BYTES, node_bytes);
     if (rc)
         return rc;
     memset(s->memory[MEMORY_SEEN].data, 0, model->desc.experts);
@@ -799,24 +729,28 @@ void numoe_schedule_see(struct numoe_schedule *s, uint64_t expert, bool by_worke
     s->result.expert_bytes += held.slices * held.slice_bytes + held.expert_bytes;
 }
 
+/* The builder's arrays, widest elements first. */
+uint64_t numoe_schedule_build_bytes(const struct numoe_model *model, uint64_t tokens,
+                                    uint64_t pairs, uint64_t hits)
+{
+    return hits * model->plan->node_count * sizeof(struct part) + hits * sizeof(uint64_t) +
+           model->plan->worker_count * sizeof(uint64_t) + hits * sizeof(struct hit) +
+           (2 * pairs + 2 * model->desc.experts + 2 * tokens) * sizeof(uint32_t);
+}
+
 int numoe_schedule_build(struct numoe_schedule *s, uint32_t workers)
 {
     const struct numoe_model *model = s->model;
     const uint64_t E = model->desc.experts, T = s->token_count;
     const uint64_t pairs = T * s->batch.top_k, hits = pairs < E ? pairs : E;
     struct build b = {.s = s};
-    uint64_t bytes;
     uint8_t *p;
     uint32_t *count, *last;
     unsigned saved;
     int rc;
 
     s->lane_count = s->run_count = s->entry_count = s->row_count = 0;
-    /* the builder's arrays, widest elements first */
-    bytes = hits * model->plan->node_count * sizeof(struct part) + hits * sizeof(uint64_t) +
-            model->plan->worker_count * sizeof(uint64_t) + hits * sizeof(struct hit) +
-            (2 * pairs + 2 * E + 2 * T) * sizeof(uint32_t);
-    rc = renew(s, MEMORY_BUILD, bytes);
+    rc = schedule_renew(s, MEMORY_BUILD, numoe_schedule_build_bytes(model, T, pairs, hits));
     if (rc)
         return rc;
     p = s->memory[MEMORY_BUILD].data;
@@ -845,7 +779,6 @@ int numoe_schedule_build(struct numoe_schedule *s, uint32_t workers)
         rc = order_lanes(&b, workers);
     if (!rc)
         rc = reserve_work(s, workers);
-    free(b.lane_worker);
     if (rc)
         return rc;
     for (uint32_t h = 0; h < b.hit_count; h++)

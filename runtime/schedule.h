@@ -78,12 +78,17 @@ struct numoe_schedule {
     uint64_t *node_bytes; /* [nodes of the context] of experts that workers read in this call,
                              wherever they are */
 
-    struct grow memory[14];
+    struct grow memory[16]; /* schedule_memory.h */
     uint64_t memory_bytes;
 };
 
 /* Up to so many tokens each worker quantises for itself instead of meeting at a barrier. */
 enum { SCHEDULE_OWN_TOKENS = 4, SCHEDULE_DEFERRED_TOKENS = 64 };
+
+enum {
+    SCHEDULE_LANE_SLICES = 32,       /* few tokens: what a lane aims at */
+    SCHEDULE_BLOCK_TOKENS_LEAST = 16 /* many tokens: smaller blocks decode too often */
+};
 
 /* Check a batch's pointers, sizes and (strict) ids. Returns 0 or -EINVAL with error filled. */
 int numoe_schedule_check(const struct numoe_model *model, uint64_t layer,
@@ -124,5 +129,21 @@ void numoe_schedule_deferred_jobs(struct numoe_schedule *schedule, struct numoe_
 enum trace_phase numoe_schedule_phase(numoe_pool_fn *run);
 
 void numoe_schedule_free(struct numoe_schedule *schedule);
+
+/*
+ * Get the memory of calls on a model of up to `tokens` tokens ahead of time, pages and all, with
+ * room to index rows of late_tokens deferred ones besides. Turn held, pool free; loses what was
+ * laid out. Returns 0, -ENOMEM, -EOVERFLOW, or as numoe_pool_run.
+ */
+int numoe_schedule_reserve(struct numoe_schedule *schedule, struct numoe_model *model,
+                           uint64_t tokens, uint64_t top_k, uint64_t late_tokens);
+
+/* Sizes that a call and a reservation agree on. */
+uint64_t numoe_schedule_pass_of(const struct numoe_model *model, enum numoe_reach reach,
+                                uint64_t top_k);
+uint64_t numoe_schedule_first_bytes(const struct numoe_model *model, uint32_t workers);
+uint64_t numoe_schedule_scratch(const struct numoe_model *model); /* of a worker */
+uint64_t numoe_schedule_build_bytes(const struct numoe_model *model, uint64_t tokens,
+                                    uint64_t pairs, uint64_t hits);
 
 #endif

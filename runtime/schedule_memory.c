@@ -1,0 +1,220 @@
+/*
+ * The memory of a call. It grows with the largest call so far, or ahead of time: then its pages are
+ * touched by the workers, each an even part in order, as lanes and their rows are spread.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#include "schedule_memory.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "base/checked.h"
+#include "context.h"
+
+/* Growth below this is not worth looking at what is free. */
+#define CHECKED_BYTES ((uint64_t)16 << 20)
+#define HUGE_PAGE ((uint64_t)2 << 20)
+
+/* Exactly `want`, more than there is. */
+static int map(struct numoe_schedule *s, enum schedule_memory use, uint64_t want, bool keep)
+{
+    struct grow *g = &s->memory[use];
+    void *data;
+
+    if (!numoe_round_up_u64(want, want > HUGE_PAGE ? HUGE_PAGE : 4096, &want) ||
+        want > SIZE_MAX / 2)
+        return -EOVERFLOW;
+    if (!keep && g->data) {
+        munmap(g->data, g->bytes);
+        s->memory_bytes -= g->bytes;
+        *g = (struct grow){NULL, 0};
+    }
+    data = mmap(NULL, want, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1,
+                0);
+    if (data == MAP_FAILED)
+        return -ENOMEM;
+    if (want >= HUGE_PAGE)
+        madvise(data, want, MADV_HUGEPAGE); /* only speed depends on it */
+    if (g->data) {
+        memcpy(data, g->data, g->bytes);
+        munmap(g->data, g->bytes);
+    }
+    s->memory_bytes += want - g->bytes;
+    g->data = data;
+    g->bytes = want;
+    return 0;
+}
+
+/* The kernel promises what it has not, and kills who touches it. */
+static bool has_room(uint64_t bytes)
+{
+    return bytes < CHECKED_BYTES || bytes <= numoe_memory_room();
+}
+
+static int grow(struct numoe_schedule *s, enum schedule_memory use, uint64_t bytes, bool keep)
+{
+    uint64_t want;
+
+    if (bytes <= s->memory[use].bytes)
+        return 0;
+    if (!numoe_add_u64(bytes, bytes / 2, &want))
+        return -EOVERFLOW;
+    return has_room(bytes) ? map(s, use, want, keep) : -ENOMEM;
+}
+
+int schedule_grow(struct numoe_schedule *s, enum schedule_memory use, uint64_t bytes)
+{
+    return grow(s, use, bytes, true);
+}
+
+int schedule_renew(struct numoe_schedule *s, enum schedule_memory use, uint64_t bytes)
+{
+    return grow(s, use, bytes, false);
+}
+
+void numoe_schedule_free(struct numoe_schedule *s)
+{
+    for (size_t i = 0; i < MEMORY_USES; i++)
+        if (s->memory[i].data)
+            munmap(s->memory[i].data, s->memory[i].bytes);
+    memset(s, 0, sizeof *s);
+}
+
+/* ---- ahead of time --------------------------------------------------------------------------- */
+
+/* The most that calls of up to so many tokens lay out, whatever their routing. */
+struct most {
+    uint64_t tokens, pairs, hits; /* of a pass */
+    uint64_t lanes, runs, entries, rows;
+};
+
+static uint64_t least_of(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
+/*
+ * Bounds of schedule.c's layout. With few tokens a group is cut into lanes of LANE_SLICES, or into
+ * its plan's lanes when that is more; m tokens of an expert that spans x lanes' worth of slices
+ * write at most m (x + 3) rows. With many tokens a block has SCHEDULE_BLOCK_TOKENS_LEAST tokens or
+ * more and a row for each, unless it is a range of slices: then it has less than twice as many
+ * tokens, and ranges are a tenth more than the plan's lanes at most, but for one a block.
+ */
+static void bound(const struct numoe_model *model, uint64_t tokens, uint64_t top_k,
+                  struct most *most)
+{
+    enum { LEAST = SCHEDULE_BLOCK_TOKENS_LEAST, SLICES = SCHEDULE_LANE_SLICES };
+    const struct numoe_expert_shape held = numoe_plan_held(model->plan);
+    const uint64_t nodes = model->plan->node_count;
+    const uint64_t groups = model->groups[NUMOE_REACH_DOMAIN].count;
+    uint64_t few = least_of(model->kernels->few_limit, tokens), lanes = 0, wide = 0, extreme = 0;
+    uint64_t few_lanes, few_pairs, few_rows, few_runs, many_lanes;
+
+    *most = (struct most){0};
+    for (uint32_t n = 0; n < nodes; n++)
+        lanes += model->plan->nodes[n].lanes;
+    for (enum numoe_reach r = NUMOE_REACH_DOMAIN; r < NUMOE_REACHES; r++) {
+        const uint64_t pass = least_of(tokens, numoe_schedule_pass_of(model, r, top_k));
+
+        most->tokens = pass > most->tokens ? pass : most->tokens;
+        if (pass * top_k * model->reach[r].rows > wide)
+            wide = pass * top_k * model->reach[r].rows;
+    }
+    for (uint64_t q = 0; q < model->desc.layers * model->desc.experts; q++)
+        extreme |= model->state[q] & EXPERT_EXTREME;
+    if (extreme) /* computed as few whatever their number */
+        few = most->tokens;
+    most->pairs = most->tokens * top_k;
+    most->hits = least_of(held.experts, most->pairs);
+    few_lanes = most->hits * held.slices / SLICES + lanes + groups;
+    few_pairs = extreme ? most->pairs : least_of(most->pairs, few * most->hits);
+    few_rows = few * few_lanes + 3 * few_pairs * model->reach[NUMOE_REACH_DOMAIN].rows;
+    few_runs = few_lanes + most->hits * nodes;
+    many_lanes = groups * (most->pairs / LEAST + most->hits) + 2 * lanes;
+    most->lanes = few_lanes + many_lanes;
+    most->rows = wide + 36 * lanes + few_rows;
+    most->runs = few_runs + many_lanes * nodes;
+    most->entries = few * few_runs + (most->pairs + 36 * lanes) * nodes;
+}
+
+/* Bytes of every use. */
+static void list_bytes(const struct numoe_model *model, const struct most *most, uint64_t late_rows,
+                       uint32_t workers, bool deferred, uint64_t bytes[MEMORY_USES])
+{
+    const struct numoe_slice_shape *shape = &model->shape;
+    const uint64_t record = model->kernels->record_bytes(shape);
+    const uint64_t own = deferred ? 0 : (uint64_t)workers * SCHEDULE_OWN_TOKENS;
+
+    bytes[MEMORY_LANES] = (most->lanes + 1) * sizeof(struct schedule_lane);
+    bytes[MEMORY_RUNS] = (most->runs + 1) * sizeof(struct schedule_run);
+    bytes[MEMORY_ENTRIES] = most->entries * sizeof(struct schedule_entry);
+    bytes[MEMORY_TOKEN_FIRST] = (most->tokens + 2) * sizeof(uint32_t);
+    bytes[MEMORY_TOKEN_ROWS] = (most->rows + late_rows + 1) * sizeof(float *);
+    bytes[MEMORY_LANE_FIRST] = numoe_schedule_first_bytes(model, workers);
+    bytes[MEMORY_RECORDS] = (most->tokens > own ? most->tokens : own) * record;
+    bytes[MEMORY_ROWS] = most->rows * shape->hidden_tiles * NUMOE_TILE * sizeof(float);
+    bytes[MEMORY_SCRATCH] = numoe_schedule_scratch(model) * workers;
+    bytes[MEMORY_OWN_EPOCH] = (uint64_t)workers * SCHEDULE_OWN_TOKENS * sizeof(uint32_t);
+    bytes[MEMORY_BUILD] = numoe_schedule_build_bytes(model, most->tokens, most->pairs, most->hits);
+    bytes[MEMORY_ROW_TOKEN] = most->rows * sizeof(uint32_t);
+    bytes[MEMORY_SEEN] = model->desc.experts;
+    bytes[MEMORY_NODE_BYTES] = model->context->plan->node_count * sizeof(uint64_t);
+    bytes[MEMORY_LANE_WORKER] = (most->lanes + 1) * sizeof(uint32_t);
+    bytes[MEMORY_LANE_SORTED] = (most->lanes + 1) * sizeof(struct schedule_lane);
+}
+
+struct touch {
+    uint8_t *data;
+    uint64_t bytes;
+};
+
+static void touch_chunk(void *context, uint32_t item, uint32_t worker)
+{
+    const struct touch *touch = context;
+    const uint64_t begin = item * HUGE_PAGE;
+    const uint64_t end = least_of(begin + HUGE_PAGE, touch->bytes);
+
+    (void)worker;
+    for (uint64_t at = begin; at < end; at += 4096)
+        *(volatile uint8_t *)(touch->data + at) = 0;
+}
+
+int numoe_schedule_reserve(struct numoe_schedule *s, struct numoe_model *model, uint64_t tokens,
+                           uint64_t top_k, uint64_t late_tokens)
+{
+    struct numoe_pool *pool = model->context->pool;
+    uint64_t bytes[MEMORY_USES], all = 0;
+    struct most most, late = {0};
+
+    bound(model, tokens, top_k, &most);
+    if (late_tokens)
+        bound(model, late_tokens, top_k, &late);
+    list_bytes(model, &most, late.rows, numoe_pool_worker_count(pool), s->part == SCHEDULE_DEFERRED,
+               bytes);
+    for (int use = 0; use < MEMORY_USES; use++)
+        if (bytes[use] > s->memory[use].bytes)
+            all += bytes[use];
+    if (!has_room(all))
+        return -ENOMEM;
+    for (int use = 0; use < MEMORY_USES; use++) {
+        struct numoe_pool_job job = {.phase_count = 1};
+        struct touch touch;
+        int rc;
+
+        if (bytes[use] <= s->memory[use].bytes)
+            continue;
+        rc = map(s, (enum schedule_memory)use, bytes[use], false);
+        if (rc)
+            return rc;
+        touch = (struct touch){s->memory[use].data, s->memory[use].bytes};
+        job.context = &touch;
+        job.phases[0] = (struct numoe_pool_phase){
+            .run = touch_chunk, .items = (uint32_t)((touch.bytes + HUGE_PAGE - 1) / HUGE_PAGE)};
+        rc = numoe_pool_run(pool, &job);
+        if (rc)
+            return rc;
+    }
+    return 0;
+}

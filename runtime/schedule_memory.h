@@ -1,0 +1,40 @@
+/*
+ * schedule_memory.h - the memory of a call, which one call leaves to the next.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#ifndef NUMOE_SCHEDULE_MEMORY_H
+#define NUMOE_SCHEDULE_MEMORY_H
+
+#include "schedule.h"
+
+enum schedule_memory {
+    MEMORY_LANES,
+    MEMORY_RUNS,
+    MEMORY_ENTRIES,
+    MEMORY_TOKEN_FIRST,
+    MEMORY_TOKEN_ROWS,
+    MEMORY_LANE_FIRST,
+    MEMORY_RECORDS,
+    MEMORY_ROWS,
+    MEMORY_SCRATCH,
+    MEMORY_OWN_EPOCH,
+    MEMORY_BUILD,
+    MEMORY_ROW_TOKEN,
+    MEMORY_SEEN,
+    MEMORY_NODE_BYTES,
+    MEMORY_LANE_WORKER,
+    MEMORY_LANE_SORTED,
+    MEMORY_USES
+};
+_Static_assert(MEMORY_USES == sizeof((struct numoe_schedule *)NULL)->memory / sizeof(struct grow),
+               "a place for every use");
+
+/* At least `bytes` at memory[use].data, and half as many more when it has to grow; what was there
+ * is kept. Zero bytes are fine. Returns 0, -ENOMEM or -EOVERFLOW. */
+int schedule_grow(struct numoe_schedule *schedule, enum schedule_memory use, uint64_t bytes);
+
+/* As schedule_grow for memory that starts anew each call: nothing is copied. */
+int schedule_renew(struct numoe_schedule *schedule, enum schedule_memory use, uint64_t bytes);
+
+#endif

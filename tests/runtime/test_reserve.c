@@ -1,0 +1,254 @@
+/* Memory of calls that was got ahead of time: no call gets any more of it. */
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <stdatomic.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "model.h"
+#include "numoe.h"
+#include "support/fixture.h"
+
+#if defined(__SANITIZE_ADDRESS__)
+#define SANITIZED 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define SANITIZED 1
+#endif
+#endif
+
+/* How often the process asked for memory; its own allocators are counted where no sanitizer has
+ * taken their place. */
+static atomic_uint asked;
+
+#ifndef SANITIZED
+void *__libc_malloc(size_t size);
+void *__libc_calloc(size_t count, size_t size);
+void *__libc_realloc(void *p, size_t size);
+
+void *malloc(size_t size)
+{
+    atomic_fetch_add(&asked, 1);
+    return __libc_malloc(size);
+}
+
+void *calloc(size_t count, size_t size)
+{
+    atomic_fetch_add(&asked, 1);
+    return __libc_calloc(count, size);
+}
+
+void *realloc(void *p, size_t size)
+{
+    atomic_fetch_add(&asked, 1);
+    return __libc_realloc(p, size);
+}
+
+void *mmap(void *address, size_t length, int prot, int flags, int fd, off_t offset)
+{
+    atomic_fetch_add(&asked, 1);
+    return (void *)syscall(SYS_mmap, address, length, prot, flags, fd, offset);
+}
+#endif
+
+enum { EXPERTS = 24, K = 4, HIDDEN = 256, INNER = 512, TOKENS = 300 };
+
+enum routing { UNIFORM, ONE, SKEWED, FEW_EACH, ROUTINGS };
+
+static void route(struct call *c, enum routing routing)
+{
+    for (uint64_t i = 0; i < c->tokens * c->k; i++) {
+        const uint64_t t = i / c->k, j = i % c->k;
+
+        switch (routing) {
+        case UNIFORM:
+            c->ids[i] = (int64_t)((random_u64() >> 20) % EXPERTS);
+            break;
+        case ONE:
+            c->ids[i] = (int64_t)j;
+            break;
+        case SKEWED:
+            c->ids[i] = (int64_t)(EXPERTS * pow(random_unit(), 4));
+            break;
+        default:
+            c->ids[i] = (int64_t)((t * c->k + j) % EXPERTS);
+        }
+    }
+}
+
+static uint64_t workspace(const struct fixture *f)
+{
+    struct numoe_stats stats = NUMOE_STATS_INIT;
+
+    numoe_stats_get(f->context, &stats);
+    return stats.workspace_bytes;
+}
+
+static long faults(void)
+{
+    struct rusage usage;
+
+    getrusage(RUSAGE_SELF, &usage);
+    return usage.ru_minflt;
+}
+
+static void warm(struct fixture *f)
+{
+    static const uint64_t counts[] = {1, 4, 9, 40};
+
+    for (size_t i = 0; i < 4; i++) {
+        struct call c = call_make(counts[i], K, HIDDEN, EXPERTS, false);
+        struct numoe_batch b = call_batch(&c);
+        run(f, 0, &b);
+        call_free(&c);
+    }
+}
+
+static void check_calls(struct fixture *f, const char *name)
+{
+    static const uint64_t counts[] = {1, 2, 4, 5, 16, 64, 150, TOKENS};
+    uint64_t before;
+
+    cr_assert_eq(numoe_reserve(f->model, TOKENS, K, 0, NULL), 0);
+    warm(f);
+    before = workspace(f);
+    for (int routing = 0; routing < ROUTINGS; routing++)
+        for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++)
+            for (uint64_t k = 1; k <= K; k += 3) {
+                struct call c = call_make(counts[i], k, HIDDEN, EXPERTS, false);
+                struct numoe_batch b = call_batch(&c);
+                unsigned asked_before;
+                long faults_before, faulted;
+
+                route(&c, routing);
+                asked_before = atomic_load(&asked);
+                faults_before = faults();
+                cr_assert_eq(numoe_forward(f->model, 0, &b, NULL, NULL), 0);
+                faulted = faults() - faults_before;
+                cr_expect_eq(atomic_load(&asked), asked_before,
+                             "%s: %lu tokens of %lu, routing %d: memory was asked for", name,
+                             counts[i], k, routing);
+                /* a stack may grow by some pages; the rows of so many tokens are hundreds */
+                cr_expect_leq(faulted, 8, "%s: %lu tokens of %lu, routing %d: %ld page faults",
+                              name, counts[i], k, routing, faulted);
+                call_free(&c);
+            }
+    cr_expect_eq(workspace(f), before, "%s", name);
+}
+
+static void check_machine(const char *topology, enum numoe_form form,
+                          enum numoe_arithmetic arithmetic, uint32_t threads)
+{
+    struct fixture f = fixture_of(1, EXPERTS, HIDDEN, INNER, false, arithmetic);
+    struct numoe_options options = NUMOE_OPTIONS_INIT;
+
+    options.topology = topology;
+    options.form = form;
+    options.threads = threads;
+    experts_make(&f, 71);
+    open_model(&f, &options);
+    check_calls(&f, topology ? topology : "this machine");
+    close_model(&f);
+    experts_free(&f);
+}
+
+Test(reserve, this_machine, .timeout = 120)
+{
+    check_machine(NULL, NUMOE_FORM_AUTO, NUMOE_FAST, 0);
+    check_machine(NULL, NUMOE_FORM_AUTO, NUMOE_EXACT, 0);
+}
+
+Test(reserve, many_nodes, .timeout = 120)
+{
+    check_machine("pack:2 l3:2 [numa(memory=16GB)] core:2 pu:1", NUMOE_FORM_EVERY_NODE, NUMOE_FAST,
+                  3);
+    check_machine(NUMOE_TEST_DATA "/topo/data/epyc-7h12-2s-32n.xml", NUMOE_FORM_EVERY_NODE,
+                  NUMOE_FAST, 4);
+}
+
+Test(reserve, nodes_of_whole_experts, .timeout = 120)
+{
+    check_machine("numa:6(memory=16GB) core:2 pu:1", NUMOE_FORM_EXPERTS, NUMOE_FAST, 3);
+}
+
+Test(reserve, deferred_experts_too, .timeout = 60)
+{
+    struct fixture f = fixture_of(1, EXPERTS, HIDDEN, INNER, false, NUMOE_FAST);
+    uint8_t deferred[EXPERTS];
+    unsigned before;
+    long faulted;
+
+    for (int e = 0; e < EXPERTS; e++)
+        deferred[e] = e % 2;
+    experts_make(&f, 72);
+    open_model(&f, NULL);
+    cr_assert_eq(numoe_reserve(f.model, 64, K, 64, NULL), 0);
+    warm(&f);
+    struct call c = call_make(64, K, HIDDEN, EXPERTS, false);
+    struct numoe_batch b = call_batch(&c);
+    b.deferred = deferred;
+    before = atomic_load(&asked);
+    faulted = faults();
+    for (int i = 0; i < 4; i++)
+        cr_assert_eq(numoe_forward(f.model, 0, &b, NULL, NULL), 0);
+    cr_expect_eq(atomic_load(&asked), before);
+    cr_expect_leq(faults() - faulted, 8);
+    cr_expect_eq(numoe_reserve(f.model, 64, K, 0, NULL), -EBUSY);
+    b.deferred = NULL;
+    run(&f, 0, &b);
+    cr_expect_eq(numoe_reserve(f.model, 64, K, 0, NULL), 0);
+    call_free(&c);
+    close_model(&f);
+    experts_free(&f);
+}
+
+/* More than was reserved is got as ever, and outputs are the same. */
+Test(reserve, a_larger_call_grows, .timeout = 60)
+{
+    struct fixture f = fixture_of(1, EXPERTS, HIDDEN, INNER, false, NUMOE_FAST);
+    float *want;
+    uint64_t before;
+
+    experts_make(&f, 73);
+    open_model(&f, NULL);
+    struct call c = call_make(TOKENS, K, HIDDEN, EXPERTS, true);
+    struct numoe_batch b = call_batch(&c);
+    run(&f, 0, &b);
+    want = c.out;
+    c.out = malloc(TOKENS * HIDDEN * sizeof *c.out);
+    b.out = c.out;
+    close_model(&f);
+    open_model(&f, NULL);
+    cr_assert_eq(numoe_reserve(f.model, 8, 2, 0, NULL), 0);
+    before = workspace(&f);
+    run(&f, 0, &b);
+    cr_expect_gt(workspace(&f), before);
+    cr_assert_arr_eq(c.out, want, TOKENS * HIDDEN * sizeof *want);
+    /* a model of another shape shares what is there */
+    cr_assert_eq(numoe_reserve(f.model, TOKENS, K, 8, NULL), 0);
+    run(&f, 0, &b);
+    cr_assert_arr_eq(c.out, want, TOKENS * HIDDEN * sizeof *want);
+    free(want);
+    call_free(&c);
+    close_model(&f);
+    experts_free(&f);
+}
+
+Test(reserve, what_cannot_be_is_refused, .timeout = 60)
+{
+    struct fixture f = fixture_of(1, 4, 64, 64, false, NUMOE_FAST);
+    struct numoe_error error = NUMOE_ERROR_INIT;
+
+    experts_make(&f, 74);
+    open_model(&f, NULL);
+    cr_expect_eq(numoe_reserve(NULL, 1, 1, 0, &error), -EINVAL);
+    cr_expect_eq(numoe_reserve(f.model, 1, 0, 0, &error), -EINVAL);
+    cr_expect_eq(numoe_reserve(f.model, 1, 65, 0, &error), -EINVAL);
+    cr_expect_str_eq(error.where, "top_k");
+    cr_expect_eq(numoe_reserve(f.model, 1, 1, 65, &error), -EINVAL);
+    cr_expect_eq(numoe_reserve(f.model, 0, 1, 0, &error), 0);
+    close_model(&f);
+    experts_free(&f);
+}
