@@ -81,18 +81,25 @@ static __attribute__((noinline)) void hidden_group(const struct numoe_ffn *f, co
 
 INL void combine_tile(const struct numoe_combine *c, uint64_t p, vf sum[NV])
 {
-    vf lanes[NV];
+    vf part[NV], lanes[NV];
 
     UNROLL
     for (int r = 0; r < NV; r++)
-        lanes[r] = vf_set(0.0f);
+        part[r] = lanes[r] = vf_set(0.0f);
     for (uint64_t i = 0; i < c->row_count; i++) {
         const float *row = c->rows[i] + NUMOE_TILE * p;
         UNROLL
         for (int r = 0; r < NV; r++)
-            lanes[r] = lanes[r] + vf_load(row + VL * r);
+            part[r] = part[r] + vf_load(row + VL * r);
+        if (c->ends && c->ends[i]) {
+            UNROLL
+            for (int r = 0; r < NV; r++) {
+                lanes[r] = lanes[r] + part[r];
+                part[r] = vf_set(0.0f);
+            }
+        }
     }
-    vf_natural(lanes, sum);
+    vf_natural(c->ends ? lanes : part, sum);
     UNROLL
     for (int r = 0; r < NV; r++)
         sum[r] = sum[r] * vf_set(c->scale);

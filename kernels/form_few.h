@@ -4,7 +4,8 @@
  *
  * For one slice:  g, u = W1[s] x, W3[s] x  over pair tiles k = 0, 32, ...;  h = act(g, u), made a
  * group again;  y += W2[:, s] h  over down tiles. FEW_STREAMS slices that lie far apart advance
- * together, so that the memory system sees independent sequential streams:
+ * together, so that the memory system sees independent sequential streams (neighbours where slices
+ * are to be added in order):
  *
  *     slice i       pair 0 | pair 1 | pair 2 | ...      \  one step of the loop takes
  *     slice i + n   pair 0 | pair 1 | pair 2 | ...      /  one pair tile from each
@@ -211,6 +212,7 @@ INL void few_run(const int M, const struct numoe_ffn *f)
 {
     const int S = FEW_STREAMS(M);
     const uint64_t per = f->slice_count / (uint64_t)S;
+    const uint64_t apart = f->in_order ? 1 : per, step = f->in_order ? (uint64_t)S : 1;
     const uint8_t *base = f->slices;
     const uint8_t *slice[FEW_STREAMS_MAX];
     bool add = f->add;
@@ -218,7 +220,7 @@ INL void few_run(const int M, const struct numoe_ffn *f)
     for (uint64_t n = 0; n < per; n++) {
         UNROLL
         for (int s = 0; s < S; s++)
-            slice[s] = base + ((uint64_t)s * per + n) * f->shape->bytes;
+            slice[s] = base + ((uint64_t)s * apart + n * step) * f->shape->bytes;
         few_slices(M, S, f, slice, add);
         add = true;
     }

@@ -398,6 +398,7 @@ static void many(const struct numoe_ffn *f)
         .few_tokens = FEW_TOKENS,                                                                  \
         .few_limit = FEW_LIMIT,                                                                    \
         .many_tokens = MANY_TOKENS,                                                                \
+        .forms_agree = !FOLDED,                                                                    \
         .record_bytes = record_bytes,                                                              \
         .scratch_bytes = scratch_bytes,                                                            \
         .quantise = quantise_##mode,                                                               \

@@ -189,11 +189,14 @@ struct numoe_ffn {
     float *const *y; /**< tokens rows of 32 * hidden_tiles floats, lane order, 64-byte aligned */
     bool add;        /**< add to y; else y is overwritten */
     void *scratch;   /**< scratch_bytes() of this thread, 64-byte aligned */
+    bool in_order;   /**< few: add slices from first to last, as many does; else as is fastest */
 };
 
 /** Arguments of combine(). */
 struct numoe_combine {
     const float *const *rows;      /**< rows in lane order, summed first to last */
+    const uint8_t *ends;           /**< NULL, or one byte a row: nonzero ends a part, the last row's
+                                        is; rows are summed to parts, then parts first to last */
     uint64_t row_count;            /**< 0 gives zeros (or leaves out as it is, with add) */
     uint64_t tile_begin, tile_end; /**< tiles of 32 outputs to produce */
     uint64_t hidden;
@@ -211,6 +214,9 @@ struct numoe_kernels {
     unsigned few_tokens;  /**< most tokens a call of few() takes */
     unsigned few_limit;   /**< an expert with at most so many tokens is faster by few() */
     unsigned many_tokens; /**< most tokens a call of many() takes */
+    bool forms_agree; /**< what few(), in_order, and many() overwrite y with are the same bits,
+                           however many tokens there are. Of many() alone that is always so; of
+                           few() alone, with one token a call */
     /** Bytes of one token's activation record, a multiple of 64. */
     size_t (*record_bytes)(const struct numoe_slice_shape *shape);
     /** Bytes of scratch that few() and many() need on each thread. */

@@ -193,10 +193,15 @@ static void combine(const struct numoe_combine *c)
         const uint64_t at = i / NUMOE_TILE * NUMOE_TILE + numoe_row_lane(i % NUMOE_TILE);
         uint16_t *half = (uint16_t *)c->out + i;
         float *whole = (float *)c->out + i;
-        float sum = 0.0f;
-        for (uint64_t r = 0; r < c->row_count; r++)
-            sum += c->rows[r][at];
-        sum *= c->scale;
+        float sum = 0.0f, part = 0.0f;
+        for (uint64_t r = 0; r < c->row_count; r++) {
+            part += c->rows[r][at];
+            if (c->ends && c->ends[r]) {
+                sum += part;
+                part = 0.0f;
+            }
+        }
+        sum = (c->ends ? sum : part) * c->scale;
         if (c->add)
             sum = (c->type == NUMOE_BF16 ? numoe_bf16_to_float(*half) : *whole) + sum;
         if (c->type == NUMOE_BF16)
@@ -219,6 +224,7 @@ static void combine(const struct numoe_combine *c)
         .few_tokens = REF_TOKENS,                                                                  \
         .few_limit = REF_TOKENS,                                                                   \
         .many_tokens = REF_TOKENS,                                                                 \
+        .forms_agree = true,                                                                       \
         .record_bytes = record_bytes,                                                              \
         .scratch_bytes = scratch_bytes,                                                            \
         .quantise = quantise_##mode,                                                               \

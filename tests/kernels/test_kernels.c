@@ -613,3 +613,143 @@ Test(kernels_ceiling, loops_report_their_work)
     cr_assert_eq(numoe_ceiling_run(NUMOE_CEILING_EXACT, "nonesuch", NULL, 100), 0);
     free(buffer);
 }
+
+/* Rows of parts are summed first, then parts. */
+Test(kernels_combine, sums_rows_to_parts_and_then_parts)
+{
+    static const uint8_t ends[] = {0, 0, 1, 1, 0, 1};
+
+    for (int arithmetic = 1; arithmetic <= NUMOE_ARITHMETICS; arithmetic++) {
+        const struct numoe_kernels *k;
+        for (size_t i = 0; (k = numoe_kernels_at(arithmetic, i)); i++) {
+            enum { H = 70, W = 96, ROWS = 6 };
+            float *rows[ROWS], out[H], want[H];
+
+            random_state = 78;
+            for (int r = 0; r < ROWS; r++) {
+                rows[r] = aligned_bytes(W * sizeof(float));
+                for (int j = 0; j < W; j++)
+                    rows[r][j] = random_normal();
+            }
+            for (int j = 0; j < H; j++) {
+                const int at = j / 32 * 32 + (int)numoe_row_lane(j % 32);
+                const float first = rows[0][at] + rows[1][at] + rows[2][at];
+                const float last = rows[4][at] + rows[5][at];
+
+                want[j] = first + rows[3][at] + last;
+            }
+            const struct numoe_combine c = {.rows = (const float *const *)rows,
+                                            .ends = ends,
+                                            .row_count = ROWS,
+                                            .tile_end = 3,
+                                            .hidden = H,
+                                            .scale = 1.0f,
+                                            .type = NUMOE_F32,
+                                            .out = out};
+            k->combine(&c);
+            cr_assert_arr_eq(out, want, sizeof want, "%s", k->name);
+            for (int r = 0; r < ROWS; r++)
+                free(rows[r]);
+        }
+    }
+}
+
+/* One call of a form on the first tokens of some; y is overwritten. */
+static void overwrite(const struct numoe_kernels *k, bool few, struct numoe_ffn ffn, unsigned first,
+                      unsigned tokens)
+{
+    ffn.x += first;
+    ffn.weight += first;
+    ffn.y += first;
+    ffn.tokens = tokens;
+    (few ? k->few : k->many)(&ffn);
+}
+
+/* Whether a token's row depends on how many others there are, and on the form. */
+static void check_company(const struct numoe_kernels *k, const struct test_expert *expert)
+{
+    enum { TOKENS = 40 };
+    struct numoe_slice_shape shape;
+    struct numoe_pack_report report = {0};
+    const uint64_t slices = (expert->intermediate + 31) / 32, H = expert->hidden;
+    const void *x[TOKENS];
+    float weight[TOKENS], *y[TOKENS], *alone[TOKENS];
+
+    cr_assert_eq(numoe_slice_shape_init(&shape, H, expert->bias[0] != NULL), 0);
+    const uint64_t width = shape.hidden_tiles * NUMOE_TILE;
+    uint8_t *packed = aligned_bytes(slices * shape.bytes);
+    float *down_bias = aligned_bytes(width * sizeof *down_bias);
+    float *values = aligned_bytes(H * sizeof *values);
+    cr_assert_eq(numoe_pack_slices(&shape, &expert->source, 0, slices, packed, &report), 0);
+    for (uint64_t i = 0; i < width; i++)
+        down_bias[i] = random_normal();
+    for (int t = 0; t < TOKENS; t++) {
+        void *record = aligned_bytes(k->record_bytes(&shape));
+        for (uint64_t i = 0; i < H; i++)
+            values[i] = random_normal();
+        k->quantise(&shape, values, NUMOE_F32, record);
+        x[t] = record;
+        y[t] = aligned_bytes(width * sizeof(float));
+        alone[t] = aligned_bytes(width * sizeof(float));
+        weight[t] = 0.1f + (float)random_unit();
+    }
+    void *scratch = aligned_bytes(k->scratch_bytes(&shape));
+    const struct numoe_ffn ffn = {.shape = &shape,
+                                  .activation = &silu,
+                                  .arithmetic = k->arithmetic,
+                                  .slices = packed,
+                                  .slice_count = slices,
+                                  .down_bias = expert->bias[2] ? down_bias : NULL,
+                                  .x = x,
+                                  .weight = weight,
+                                  .y = y,
+                                  .scratch = scratch,
+                                  .in_order = true};
+    struct numoe_ffn one = ffn;
+
+    one.y = alone;
+    for (unsigned t = 0; t < TOKENS; t++)
+        overwrite(k, false, one, t, 1);
+    for (unsigned tokens = 2; tokens <= TOKENS && tokens <= k->many_tokens; tokens++) {
+        overwrite(k, false, ffn, 0, tokens);
+        for (unsigned t = 0; t < tokens; t++)
+            cr_assert_arr_eq(y[t], alone[t], width * sizeof(float), "%s: many, token %u of %u",
+                             k->name, t, tokens);
+    }
+    for (unsigned tokens = 1; k->forms_agree && tokens <= k->few_tokens; tokens++) {
+        overwrite(k, true, ffn, 0, tokens);
+        for (unsigned t = 0; t < tokens; t++)
+            cr_assert_arr_eq(y[t], alone[t], width * sizeof(float), "%s: few, token %u of %u",
+                             k->name, t, tokens);
+    }
+    for (int t = 0; t < TOKENS; t++) {
+        free((void *)x[t]);
+        free(y[t]);
+        free(alone[t]);
+    }
+    free(packed);
+    free(down_bias);
+    free(values);
+    free(scratch);
+}
+
+Test(kernels_company, a_token_has_the_same_bits_alone_and_with_others, .timeout = 120)
+{
+    static const struct {
+        uint64_t hidden, intermediate;
+        bool bias;
+    } widths[] = {{96, 160, false}, {130, 70, true}, {512, 288, true}};
+
+    for (int arithmetic = 1; arithmetic <= NUMOE_ARITHMETICS; arithmetic++) {
+        const struct numoe_kernels *k;
+        for (size_t i = 0; (k = numoe_kernels_at(arithmetic, i)); i++)
+            for (size_t s = 0; s < sizeof widths / sizeof widths[0]; s++) {
+                struct test_expert e;
+
+                random_state = 91;
+                test_expert_make(&e, widths[s].hidden, widths[s].intermediate, widths[s].bias);
+                check_company(k, &e);
+                test_expert_free(&e);
+            }
+    }
+}
