@@ -187,7 +187,8 @@ struct numoe_ffn {
     const void *const *x;   /**< tokens activation records */
     const float *weight;    /**< tokens routing weights; multiply the expert's output */
     float *const *y; /**< tokens rows of 32 * hidden_tiles floats, lane order, 64-byte aligned */
-    bool add;        /**< add to y; else y is overwritten */
+    bool add;        /**< add to y: few slice by slice, many its whole sum at the end; else y is
+                          overwritten */
     void *scratch;   /**< scratch_bytes() of this thread, 64-byte aligned */
     bool in_order;   /**< few: add slices from first to last, as many does; else as is fastest */
 };

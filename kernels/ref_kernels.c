@@ -94,8 +94,7 @@ static size_t record_bytes(const struct numoe_slice_shape *shape)
 
 static size_t scratch_bytes(const struct numoe_slice_shape *shape)
 {
-    (void)shape;
-    return 0;
+    return shape->hidden_tiles * NUMOE_TILE * sizeof(float);
 }
 
 static void quantise(const struct numoe_slice_shape *shape, const void *x, enum numoe_type type,
@@ -139,14 +138,12 @@ static float dot(const uint8_t *codes, unsigned lane, const struct group *g)
     return sum * g->scale;
 }
 
-static void ffn_token(const struct numoe_ffn *f, unsigned token)
+/* y += what a token gets. */
+static void ffn_token(const struct numoe_ffn *f, unsigned token, float *y)
 {
     const struct numoe_slice_shape *shape = f->shape;
     const struct group *x = f->x[token];
-    float *y = f->y[token];
 
-    if (!f->add)
-        memset(y, 0, shape->hidden_tiles * NUMOE_TILE * sizeof *y);
     for (uint64_t s = 0; s < f->slice_count; s++) {
         const uint8_t *slice = (const uint8_t *)f->slices + s * shape->bytes;
         const float *bias = (const float *)(const void *)(slice + shape->bias_offset);
@@ -177,10 +174,26 @@ static void ffn_token(const struct numoe_ffn *f, unsigned token)
             y[i] += f->weight[token] * f->down_bias[i];
 }
 
-static void ffn(const struct numoe_ffn *f)
+static void few(const struct numoe_ffn *f)
 {
-    for (unsigned i = 0; i < f->tokens; i++)
-        ffn_token(f, i);
+    for (unsigned i = 0; i < f->tokens; i++) {
+        if (!f->add)
+            memset(f->y[i], 0, f->shape->hidden_tiles * NUMOE_TILE * sizeof(float));
+        ffn_token(f, i, f->y[i]);
+    }
+}
+
+static void many(const struct numoe_ffn *f)
+{
+    const uint64_t width = f->shape->hidden_tiles * NUMOE_TILE;
+    float *sum = f->scratch;
+
+    for (unsigned i = 0; i < f->tokens; i++) {
+        memset(sum, 0, width * sizeof *sum);
+        ffn_token(f, i, sum);
+        for (uint64_t j = 0; j < width; j++)
+            f->y[i][j] = f->add ? f->y[i][j] + sum[j] : sum[j];
+    }
 }
 
 static void combine(const struct numoe_combine *c)
@@ -229,8 +242,8 @@ static void combine(const struct numoe_combine *c)
         .scratch_bytes = scratch_bytes,                                                            \
         .quantise = quantise_##mode,                                                               \
         .values = values,                                                                          \
-        .few = ffn,                                                                                \
-        .many = ffn,                                                                               \
+        .few = few,                                                                                \
+        .many = many,                                                                              \
         .combine = combine,                                                                        \
     }
 

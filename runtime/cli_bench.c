@@ -322,11 +322,12 @@ static int run(const struct cli_values *values)
 }
 
 static const enum cli_option options[] = {
-    CLI_MODEL,       CLI_LAYERS,       CLI_EXPERTS,     CLI_TOKENS,   CLI_ISAS,
-    CLI_ARITHMETICS, CLI_REPEAT,       CLI_PLAN,        CLI_AS_IF,    CLI_WORKERS,
-    CLI_THREADS,     CLI_TOPOLOGY,     CLI_NODES,       CLI_CPUS,     CLI_FORM,
-    CLI_OPTIMIZE,    CLI_SEED,         CLI_GPU,         CLI_RESIDENT, CLI_STREAM,
-    CLI_IDLE,        CLI_RESERVE_CPUS, CLI_STATS_CELLS, CLI_JSON,     CLI_END};
+    CLI_MODEL,       CLI_LAYERS,   CLI_EXPERTS,      CLI_TOKENS,      CLI_ISAS,
+    CLI_ARITHMETICS, CLI_REPEAT,   CLI_PLAN,         CLI_AS_IF,       CLI_BATCH_INVARIANT,
+    CLI_WORKERS,     CLI_THREADS,  CLI_TOPOLOGY,     CLI_NODES,       CLI_CPUS,
+    CLI_FORM,        CLI_OPTIMIZE, CLI_SEED,         CLI_GPU,         CLI_RESIDENT,
+    CLI_STREAM,      CLI_IDLE,     CLI_RESERVE_CPUS, CLI_STATS_CELLS, CLI_JSON,
+    CLI_END};
 
 const struct cli_verb cli_bench = {
     .name = "bench",

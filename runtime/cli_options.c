@@ -38,6 +38,8 @@ static const struct option_text option_texts[] = {
     [CLI_AS_IF] = {"as-if", "FILE",
                    "replay the plan that numoe plan --json wrote for another machine: outputs are\n"
                    "those of that machine bit for bit, on the memory and workers of this one"},
+    [CLI_BATCH_INVARIANT] = {"batch-invariant", NULL,
+                             "a token gives the same bits alone and in any batch"},
     [CLI_CPUS] = {"cpus", "LIST", "pin workers to these CPUs only, as in 0,2,8-15"},
     [CLI_DOMAINS] = {"domains", "N",
                      "nodes share memory channels in so many groups, as many in each package\n"
@@ -416,6 +418,9 @@ static int set_option(enum cli_option option, const char *text, struct cli_value
         if (!*text)
             return numoe_error_set(error, -EINVAL, NULL, "is empty; a file is needed");
         values->as_if = text;
+        return 0;
+    case CLI_BATCH_INVARIANT:
+        values->batch_invariant = true;
         return 0;
     case CLI_CPUS:
         return cli_parse_list(text, &values->cpus, error);

@@ -29,6 +29,7 @@ enum cli_option {
     CLI_ARITHMETIC,
     CLI_ARITHMETICS,
     CLI_AS_IF,
+    CLI_BATCH_INVARIANT,
     CLI_CPUS,
     CLI_DOMAINS,
     CLI_DURATION,
@@ -114,7 +115,7 @@ struct cli_values {
     uint64_t experts_per_token, hidden, intermediate;
     enum numoe_format format;
     uint32_t repeat, threads, workers;
-    bool json, measure, once, smt, gpu, resident, stream, spill;
+    bool json, measure, once, smt, gpu, resident, stream, spill, batch_invariant;
     enum numoe_memory_policy memory_policy;
     enum cli_stats stats;
     bool seed_given;

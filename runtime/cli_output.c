@@ -154,6 +154,7 @@ int cli_open(const char *verb, const struct cli_values *values, const char *isa,
     options.memory_spill = values->spill;
     options.plan_file = values->as_if ? values->as_if : values->plan;
     options.as_if = values->as_if != NULL;
+    options.batch_invariant = values->batch_invariant;
     options.isa = isa;
     options.pin_caller = true;
     options.gpu = values->gpu ? NUMOE_GPU_ON : NUMOE_GPU_OFF;

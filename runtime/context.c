@@ -126,6 +126,13 @@ static int open_gpu(struct numoe *context, const struct numoe_options *options,
     if ((unsigned)mode > NUMOE_GPU_FORCE)
         return numoe_error_set(error, -EINVAL, "gpu", "%d is no mode", (int)mode);
     context->gpu_stream = options->gpu_stream;
+    if (context->batch_invariant) {
+        strcpy(context->gpu_note, "batches were to be invariant, which the GPU's are not");
+        if (mode != NUMOE_GPU_OFF)
+            numoe_log_write(&context->log, NUMOE_LOG_WARNING, "the CPU computes, not a GPU: %s",
+                            context->gpu_note);
+        return 0;
+    }
     rc = numoe_gpu_open(options->gpu_device, mode, context->described ? NULL : context->machine,
                         &context->log, &context->gpu, &verdict, NULL);
     memcpy(context->gpu_note, verdict.reason, sizeof context->gpu_note);
@@ -162,6 +169,7 @@ int numoe_open(const struct numoe_options *options, struct numoe **out, struct n
     if (isa)
         strncpy(context->isa, isa, sizeof context->isa - 1);
     context->log = o.log;
+    context->batch_invariant = o.batch_invariant;
     context->described = o.topology && *o.topology && strcmp(o.topology, "live") != 0;
     context->timed = o.stats || o.trace_events;
     context->strict_memory = o.strict_memory;

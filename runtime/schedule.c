@@ -18,17 +18,18 @@
  *                 cost, wherever the cut falls; so one token's six experts fill any number of
  *                 workers evenly, and its rows are as many as lanes, not experts x lanes
  *
+ * With numoe_options.batch_invariant lanes are laid out by schedule_fixed.c instead.
+ *
  * Phases: records (many tokens only: with few, each worker makes its own), lanes, combine.
  *
  * SPDX-License-Identifier: Apache-2.0
  */
-#include "schedule_memory.h"
+#include "schedule_build.h"
 
 #include <errno.h>
 #include <string.h>
 
 #include "base/checked.h"
-#include "context.h"
 
 enum {
     RUN_TOKENS = 256,       /* most tokens of a call to a kernel */
@@ -149,41 +150,7 @@ uint64_t numoe_schedule_pass(const struct numoe_schedule *s)
 
 /* ---- building -------------------------------------------------------------------------------- */
 
-/* A hit expert and its distinct tokens. */
-struct hit {
-    uint32_t expert, first, tokens;
-    bool many;
-};
-
-/* What a plan node holds of a hit expert. */
-struct part {
-    const uint8_t *slices;
-    uint64_t first, count;
-};
-
-struct build {
-    struct numoe_schedule *s;
-    struct hit *hits; /* experts with many tokens first, most tokens first; then by index */
-    uint32_t hit_count, many_count;
-    uint32_t *pair_token; /* by hit, ascending tokens */
-    float *pair_weight;
-    struct part *parts;    /* [hits][plan nodes] */
-    uint64_t *slice_count; /* [hits] slices on the group being laid out */
-    uint32_t *token_lane;  /* [tokens] 1 + last lane that made a row for the token ... */
-    uint32_t *token_row;   /* ... and that row */
-    uint32_t *lane_worker; /* [lanes] planned worker */
-    uint64_t *load;        /* [workers] cost given so far */
-};
-
-/* Cost of one slice for m tokens, in 1/16 of a token's arithmetic on it: reading it takes as long
- * as four and a half tokens, decoding it as one and a half. Only balance depends on it. */
-static uint64_t slice_cost(uint64_t tokens)
-{
-    const uint64_t compute = 24 + 16 * tokens;
-    return compute < 72 ? 72 : compute;
-}
-
-static int push_lane(struct build *b)
+int schedule_push_lane(struct build *b)
 {
     struct numoe_schedule *s = b->s;
     int rc = schedule_grow(s, MEMORY_LANES, (s->lane_count + 1) * sizeof *s->lanes);
@@ -194,17 +161,12 @@ static int push_lane(struct build *b)
         return -EOVERFLOW;
     s->lanes = s->memory[MEMORY_LANES].data;
     s->lanes[s->lane_count++] = (struct schedule_lane){s->run_count, 0};
+    b->row_set++;
     return 0;
 }
 
-static const struct part *part_of(const struct build *b, uint32_t h, uint32_t n)
-{
-    return &b->parts[(size_t)h * b->s->model->plan->node_count + n];
-}
-
-/* Slices [first, first + count) of a node's part of hit h, tokens [token, token + tokens) of it. */
-static int push_run(struct build *b, uint32_t h, uint32_t node, uint64_t first, uint64_t count,
-                    uint32_t token, uint32_t tokens)
+int schedule_push_run(struct build *b, uint32_t h, uint32_t node, uint64_t first, uint64_t count,
+                      uint32_t token, uint32_t tokens)
 {
     struct numoe_schedule *s = b->s;
     const struct hit *hit = &b->hits[h];
@@ -244,11 +206,11 @@ static int push_run(struct build *b, uint32_t h, uint32_t node, uint64_t first, 
         struct schedule_entry *e = &s->entries[s->entry_count++];
         e->token = t;
         e->weight = b->pair_weight[hit->first + i];
-        e->add = b->token_lane[t] == s->lane_count;
+        e->add = b->token_set[t] == b->row_set;
         if (!e->add) {
-            b->token_lane[t] = s->lane_count;
+            b->token_set[t] = b->row_set;
             b->token_row[t] = s->row_count;
-            row_token[s->row_count++] = t;
+            row_token[s->row_count++] = t | (b->ends ? ROW_ENDS : 0);
         }
         e->row = b->token_row[t];
     }
@@ -256,14 +218,8 @@ static int push_run(struct build *b, uint32_t h, uint32_t node, uint64_t first, 
     return 0;
 }
 
-/* Plan nodes whose parts are one sequence, and the workers that lanes are dealt to. */
-struct group {
-    const uint32_t *nodes, *workers;
-    uint32_t node_count, worker_count, lanes;
-};
-
-static struct group group_at(const struct model_groups *groups, const struct numoe_plan *plan,
-                             uint32_t g)
+struct group schedule_group(const struct model_groups *groups, const struct numoe_plan *plan,
+                            uint32_t g)
 {
     struct group group = {
         .nodes = groups->nodes + groups->first[g],
@@ -279,8 +235,7 @@ static struct group group_at(const struct model_groups *groups, const struct num
     return group;
 }
 
-/* Give the last lane to the least loaded worker of the group. */
-static int give_lane(struct build *b, const struct group *group, uint64_t cost)
+int schedule_give_lane(struct build *b, const struct group *group, uint32_t lane, uint64_t cost)
 {
     struct numoe_schedule *s = b->s;
     uint32_t best = group->workers[0];
@@ -293,7 +248,7 @@ static int give_lane(struct build *b, const struct group *group, uint64_t cost)
         if (b->load[group->workers[i]] < b->load[best])
             best = group->workers[i];
     b->load[best] += cost;
-    b->lane_worker[s->lane_count - 1] = best;
+    b->lane_worker[lane] = best;
     return 0;
 }
 
@@ -311,27 +266,34 @@ static int push_runs(struct build *b, const struct group *group, uint32_t h, uin
         const uint64_t stop = end < part->count ? end : part->count;
 
         if (begin < stop)
-            rc = push_run(b, h, group->nodes[i], begin, stop - begin, token, tokens);
+            rc = schedule_push_run(b, h, group->nodes[i], begin, stop - begin, token, tokens);
         before += part->count;
     }
     return rc;
 }
 
-static int lay_many(struct build *b, const struct group *group, uint64_t share)
+uint32_t schedule_blocks(const struct build *b, uint64_t slices, uint32_t tokens, uint64_t share)
 {
     const uint32_t most = b->s->model->kernels->many_tokens;
+    uint32_t blocks = (tokens + most - 1) / most;
 
+    /* by the largest block: one that is too large by a token would be cut in ranges */
+    while (slices * slice_cost((tokens + blocks - 1) / blocks) > share &&
+           tokens / (blocks + 1) >= SCHEDULE_BLOCK_TOKENS_LEAST)
+        blocks++;
+    return blocks;
+}
+
+static int lay_many(struct build *b, const struct group *group, uint64_t share)
+{
     for (uint32_t h = 0; h < b->many_count; h++) {
         const uint64_t slices = b->slice_count[h];
         const uint32_t tokens = b->hits[h].tokens;
-        uint32_t blocks = (tokens + most - 1) / most;
+        uint32_t blocks;
 
         if (slices == 0)
             continue;
-        /* by the largest block: one that is too large by a token would be cut in ranges */
-        while (slices * slice_cost((tokens + blocks - 1) / blocks) > share &&
-               tokens / (blocks + 1) >= SCHEDULE_BLOCK_TOKENS_LEAST)
-            blocks++;
+        blocks = schedule_blocks(b, slices, tokens, share);
         for (uint32_t i = 0, token = 0; i < blocks; i++) {
             const uint32_t count = (tokens - token + blocks - i - 1) / (blocks - i);
             const uint64_t cost = slice_cost(count);
@@ -342,11 +304,11 @@ static int lay_many(struct build *b, const struct group *group, uint64_t share)
                 ranges = 1;
             for (uint64_t r = 0, at = 0; r < ranges; r++) {
                 const uint64_t take = (slices - at + ranges - r - 1) / (ranges - r);
-                int rc = push_lane(b);
+                int rc = schedule_push_lane(b);
                 if (!rc)
                     rc = push_runs(b, group, h, at, take, token, count);
                 if (!rc)
-                    rc = give_lane(b, group, take * cost);
+                    rc = schedule_give_lane(b, group, b->s->lane_count - 1, take * cost);
                 if (rc)
                     return rc;
                 at += take;
@@ -363,9 +325,24 @@ static uint64_t cost_before(uint64_t total, uint64_t lanes, uint64_t cut)
     return total / lanes * cut + total % lanes * cut / lanes;
 }
 
+uint64_t schedule_few_lanes(const struct group *group, uint64_t slices)
+{
+    uint64_t least = slices / LANE_SLICES_LEAST > group->worker_count ? slices / LANE_SLICES_LEAST
+                                                                      : group->worker_count;
+    uint64_t lanes = slices / SCHEDULE_LANE_SLICES;
+
+    if (least > group->lanes)
+        least = group->lanes;
+    if (lanes < least)
+        lanes = least;
+    if (lanes > (uint64_t)LANES_MOST * group->lanes)
+        lanes = (uint64_t)LANES_MOST * group->lanes;
+    return lanes;
+}
+
 static int lay_few(struct build *b, const struct group *group)
 {
-    uint64_t total = 0, slices = 0, lanes, least, done = 0, given = 0, cut = 0;
+    uint64_t total = 0, slices = 0, lanes, done = 0, given = 0, cut = 0;
     bool open = false;
     int rc = 0;
 
@@ -375,16 +352,7 @@ static int lay_few(struct build *b, const struct group *group)
     }
     if (slices == 0)
         return 0;
-    least = slices / LANE_SLICES_LEAST > group->worker_count ? slices / LANE_SLICES_LEAST
-                                                             : group->worker_count;
-    if (least > group->lanes)
-        least = group->lanes;
-    lanes = slices / SCHEDULE_LANE_SLICES;
-    if (lanes < least)
-        lanes = least;
-    if (lanes > (uint64_t)LANES_MOST * group->lanes)
-        lanes = (uint64_t)LANES_MOST * group->lanes;
-
+    lanes = schedule_few_lanes(group, slices);
     for (uint32_t h = b->many_count; h < b->hit_count; h++) {
         const uint64_t cost = slice_cost(b->hits[h].tokens);
         for (uint64_t at = 0; at < b->slice_count[h];) {
@@ -395,7 +363,7 @@ static int lay_few(struct build *b, const struct group *group)
                 do
                     cut++;
                 while (cost_before(total, lanes, cut) <= done && cut < lanes);
-                rc = push_lane(b);
+                rc = schedule_push_lane(b);
                 if (rc)
                     return rc;
                 open = true;
@@ -414,14 +382,14 @@ static int lay_few(struct build *b, const struct group *group)
             at += take;
             done += take * cost;
             if (end != UINT64_MAX && done + cost / 2 >= end) {
-                rc = give_lane(b, group, done - given);
+                rc = schedule_give_lane(b, group, b->s->lane_count - 1, done - given);
                 if (rc)
                     return rc;
                 open = false;
             }
         }
     }
-    return open ? give_lane(b, group, done - given) : 0;
+    return open ? schedule_give_lane(b, group, b->s->lane_count - 1, done - given) : 0;
 }
 
 /* Experts with many tokens, or the others, on one group. */
@@ -450,13 +418,15 @@ static int lay_out(struct build *b)
             part->slices = numoe_model_run(model, b->s->layer, b->hits[h].expert, n, &part->first,
                                            &part->count);
         }
+    if (model->context->batch_invariant)
+        return schedule_lay_fixed(b);
     for (int many = 1; many >= 0; many--) {
         const struct model_groups *groups = &model->groups[many ? b->s->reach : NUMOE_REACH_DOMAIN];
 
         if (many ? b->many_count == 0 : b->many_count == b->hit_count)
             continue;
         for (uint32_t g = 0; g < groups->count; g++) {
-            const struct group group = group_at(groups, plan, g);
+            const struct group group = schedule_group(groups, plan, g);
             int rc = lay_group(b, &group, many);
 
             if (rc)
@@ -486,7 +456,9 @@ static int collect(struct build *b, uint32_t *count, uint32_t *last)
     const struct numoe_batch *batch = &s->batch;
     const uint64_t E = model->desc.experts, K = batch->top_k;
     const uint8_t *state = model->state + s->layer * E;
-    const unsigned limit = model->kernels->few_limit;
+    const bool fixed = model->context->batch_invariant;
+    /* forms that give other bits: always the one */
+    const unsigned limit = fixed && !model->kernels->forms_agree ? 0 : model->kernels->few_limit;
     uint32_t pairs = 0, few;
 
     memset(count, 0, E * sizeof *count);
@@ -511,7 +483,7 @@ static int collect(struct build *b, uint32_t *count, uint32_t *last)
             }
         }
     b->hit_count = b->many_count = 0;
-    for (uint64_t e = 0; e < E; e++)
+    for (uint64_t e = 0; e < E && !fixed; e++)
         if (count[e] && count[e] > limit && !(state[e] & EXPERT_EXTREME))
             b->hits[b->many_count++] = (struct hit){(uint32_t)e, 0, count[e], true};
     /* most tokens first, stable; insertion from the back keeps ties by index */
@@ -524,8 +496,9 @@ static int collect(struct build *b, uint32_t *count, uint32_t *last)
     }
     few = b->many_count;
     for (uint64_t e = 0; e < E; e++)
-        if (count[e] && (count[e] <= limit || (state[e] & EXPERT_EXTREME)))
-            b->hits[few++] = (struct hit){(uint32_t)e, 0, count[e], false};
+        if (count[e] && (fixed || count[e] <= limit || (state[e] & EXPERT_EXTREME)))
+            b->hits[few++] = (struct hit){(uint32_t)e, 0, count[e],
+                                          count[e] > limit && !(state[e] & EXPERT_EXTREME)};
     b->hit_count = few;
     for (uint32_t h = 0; h < b->hit_count; h++) {
         b->hits[h].first = pairs;
@@ -557,11 +530,14 @@ static int index_rows(struct numoe_schedule *s)
     const uint64_t width = s->model->shape.hidden_tiles * NUMOE_TILE;
     const uint32_t *late = s->late ? s->late->token_first + s->token_begin : NULL;
     const uint64_t late_rows = late ? late[s->token_count] - late[0] : 0;
+    const bool fixed = s->model->context->batch_invariant;
     int rc = schedule_renew(s, MEMORY_TOKEN_FIRST, (s->token_count + 2) * sizeof *s->token_first);
 
     if (!rc)
         rc = schedule_renew(s, MEMORY_TOKEN_ROWS,
                             (s->row_count + late_rows + 1) * sizeof *s->token_rows);
+    if (!rc)
+        rc = schedule_renew(s, MEMORY_TOKEN_ENDS, fixed ? s->row_count + late_rows + 1 : 0);
     if (!rc)
         rc = schedule_renew(s, MEMORY_ROWS, s->row_count * width * sizeof(float));
     if (rc)
@@ -569,18 +545,29 @@ static int index_rows(struct numoe_schedule *s)
     s->token_first = s->memory[MEMORY_TOKEN_FIRST].data;
     s->token_rows = s->memory[MEMORY_TOKEN_ROWS].data;
     s->rows = s->memory[MEMORY_ROWS].data;
+    s->token_ends = fixed ? s->memory[MEMORY_TOKEN_ENDS].data : NULL;
     memset(s->token_first, 0, (s->token_count + 2) * sizeof *s->token_first);
     for (uint32_t r = 0; r < s->row_count; r++)
-        s->token_first[row_token[r] + 2]++;
+        s->token_first[(row_token[r] & ~ROW_ENDS) + 2]++;
     for (uint64_t t = 0; late && t < s->token_count; t++)
         s->token_first[t + 2] += late[t + 1] - late[t];
     for (uint64_t t = 2; t < s->token_count + 2; t++)
         s->token_first[t] += s->token_first[t - 1];
-    for (uint32_t r = 0; r < s->row_count; r++)
-        s->token_rows[s->token_first[row_token[r] + 1]++] = s->rows + r * width;
+    for (uint32_t r = 0; r < s->row_count; r++) {
+        const uint32_t at = s->token_first[(row_token[r] & ~ROW_ENDS) + 1]++;
+
+        s->token_rows[at] = s->rows + r * width;
+        if (fixed)
+            s->token_ends[at] = (row_token[r] & ROW_ENDS) != 0;
+    }
     for (uint64_t t = 0; late && t < s->token_count; t++)
-        for (uint32_t r = late[t]; r < late[t + 1]; r++)
-            s->token_rows[s->token_first[t + 1]++] = s->late->token_rows[r];
+        for (uint32_t r = late[t]; r < late[t + 1]; r++) {
+            const uint32_t at = s->token_first[t + 1]++;
+
+            s->token_rows[at] = s->late->token_rows[r];
+            if (fixed)
+                s->token_ends[at] = s->late->token_ends[r];
+        }
     return 0;
 }
 
@@ -689,7 +676,7 @@ int numoe_schedule_begin(struct numoe_schedule *s, struct numoe_model *model, ui
     s->layer = layer;
     s->batch = *batch;
     s->result = (struct numoe_result)NUMOE_RESULT_INIT;
-    s->reach = choose_reach(s);
+    s->reach = model->context->batch_invariant ? NUMOE_REACH_DOMAIN : choose_reach(s);
     return 0;
 }
 
@@ -762,10 +749,10 @@ int numoe_schedule_build(struct numoe_schedule *s, uint32_t workers)
     b.pair_weight = (float *)(void *)(b.pair_token + pairs);
     count = (uint32_t *)(void *)(b.pair_weight + pairs);
     last = count + E;
-    b.token_lane = last + E;
-    b.token_row = b.token_lane + T;
+    b.token_set = last + E;
+    b.token_row = b.token_set + T;
     memset(b.load, 0, model->plan->worker_count * sizeof *b.load);
-    memset(b.token_lane, 0, T * sizeof *b.token_lane);
+    memset(b.token_set, 0, T * sizeof *b.token_set);
 
     /* weights of equal ids are added here: not under the host's floating-point modes */
     saved = numoe_kernels_enter();
@@ -837,7 +824,8 @@ static uint64_t compute_run(const struct numoe_schedule *s, const struct schedul
     const struct numoe_model *model = s->model;
     const struct numoe_kernels *k = model->kernels;
     const uint64_t width = model->shape.hidden_tiles * NUMOE_TILE;
-    const uint32_t most = run->many ? k->many_tokens : k->few_tokens;
+    const bool fixed = model->context->batch_invariant;
+    const uint32_t most = run->many ? k->many_tokens : fixed && !k->forms_agree ? 1 : k->few_tokens;
     uint64_t bytes = 0;
 
     for (uint32_t at = 0; at < run->tokens;) {
@@ -871,6 +859,7 @@ static uint64_t compute_run(const struct numoe_schedule *s, const struct schedul
             .y = y,
             .add = fresh < tokens,
             .scratch = s->scratch + (uint64_t)worker * s->scratch_stride,
+            .in_order = fixed,
         };
         (run->many ? k->many : k->few)(&ffn);
         bytes += run->slice_count * model->shape.bytes +
@@ -918,6 +907,7 @@ static void run_combine(void *context, uint32_t item, uint32_t worker)
     uint64_t end = (uint64_t)(chunk + 1) * s->combine_tiles;
     struct numoe_combine combine = {
         .rows = s->token_rows + first,
+        .ends = s->token_ends ? s->token_ends + first : NULL,
         .row_count = s->token_first[token + 1] - first,
         .tile_begin = (uint64_t)chunk * s->combine_tiles,
         .hidden = shape->hidden,

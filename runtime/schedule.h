@@ -63,6 +63,8 @@ struct numoe_schedule {
     struct schedule_entry *entries;
     uint32_t *token_first; /* [token_count + 1] into token_rows */
     const float **token_rows;
+    uint8_t
+        *token_ends; /* NULL, or as token_rows: whether the row ends a part (numoe_combine.ends) */
     uint32_t *lane_first; /* [workers + 1]: which lanes each worker begins with */
 
     /* memory of the call */
@@ -78,7 +80,7 @@ struct numoe_schedule {
     uint64_t *node_bytes; /* [nodes of the context] of experts that workers read in this call,
                              wherever they are */
 
-    struct grow memory[16]; /* schedule_memory.h */
+    struct grow memory[19]; /* schedule_memory.h */
     uint64_t memory_bytes;
 };
 

@@ -4,14 +4,13 @@
  *
  * SPDX-License-Identifier: Apache-2.0
  */
-#include "schedule_memory.h"
+#include "schedule_build.h"
 
 #include <errno.h>
 #include <string.h>
 #include <sys/mman.h>
 
 #include "base/checked.h"
-#include "context.h"
 
 /* Growth below this is not worth looking at what is free. */
 #define CHECKED_BYTES ((uint64_t)16 << 20)
@@ -95,6 +94,21 @@ static uint64_t least_of(uint64_t a, uint64_t b)
     return a < b ? a : b;
 }
 
+/* Bounds of schedule_fixed.c's: few tokens and what is split of many have rows of units. */
+static void bound_fixed(const struct numoe_model *model, uint64_t few_pairs, uint64_t lanes,
+                        struct most *most)
+{
+    const uint64_t groups = model->groups[NUMOE_REACH_DOMAIN].count;
+    uint64_t units, of_group, rows;
+
+    schedule_count_units(model, &units, &of_group);
+    rows = most->pairs * groups + few_pairs * units + 36 * lanes * of_group;
+    most->rows = least_of(rows, most->pairs * units);
+    most->lanes = (most->pairs / SCHEDULE_BLOCK_TOKENS_LEAST + most->hits) * units;
+    most->runs = most->lanes;
+    most->entries = most->pairs * units;
+}
+
 /*
  * Bounds of schedule.c's layout. With few tokens a group is cut into lanes of LANE_SLICES, or into
  * its plan's lanes when that is more; m tokens of an expert that spans x lanes' worth of slices
@@ -137,6 +151,8 @@ static void bound(const struct numoe_model *model, uint64_t tokens, uint64_t top
     most->rows = wide + 36 * lanes + few_rows;
     most->runs = few_runs + many_lanes * nodes;
     most->entries = few * few_runs + (most->pairs + 36 * lanes) * nodes;
+    if (model->context->batch_invariant)
+        bound_fixed(model, few_pairs, lanes, most);
 }
 
 /* Bytes of every use. */
@@ -146,6 +162,7 @@ static void list_bytes(const struct numoe_model *model, const struct most *most,
     const struct numoe_slice_shape *shape = &model->shape;
     const uint64_t record = model->kernels->record_bytes(shape);
     const uint64_t own = deferred ? 0 : (uint64_t)workers * SCHEDULE_OWN_TOKENS;
+    const bool fixed = model->context->batch_invariant;
 
     bytes[MEMORY_LANES] = (most->lanes + 1) * sizeof(struct schedule_lane);
     bytes[MEMORY_RUNS] = (most->runs + 1) * sizeof(struct schedule_run);
@@ -163,6 +180,9 @@ static void list_bytes(const struct numoe_model *model, const struct most *most,
     bytes[MEMORY_NODE_BYTES] = model->context->plan->node_count * sizeof(uint64_t);
     bytes[MEMORY_LANE_WORKER] = (most->lanes + 1) * sizeof(uint32_t);
     bytes[MEMORY_LANE_SORTED] = (most->lanes + 1) * sizeof(struct schedule_lane);
+    bytes[MEMORY_LANE_COST] = fixed ? (most->lanes + 1) * SCHEDULE_LANE_COST_BYTES : 0;
+    bytes[MEMORY_LANE_ORDER] = fixed ? (most->lanes + 1) * sizeof(uint32_t) : 0;
+    bytes[MEMORY_TOKEN_ENDS] = fixed ? most->rows + late_rows + 1 : 0;
 }
 
 struct touch {

@@ -25,6 +25,9 @@ enum schedule_memory {
     MEMORY_NODE_BYTES,
     MEMORY_LANE_WORKER,
     MEMORY_LANE_SORTED,
+    MEMORY_LANE_COST,
+    MEMORY_LANE_ORDER,
+    MEMORY_TOKEN_ENDS,
     MEMORY_USES
 };
 _Static_assert(MEMORY_USES == sizeof((struct numoe_schedule *)NULL)->memory / sizeof(struct grow),

@@ -145,6 +145,7 @@ void cli_soak_options(const struct cli_values *values, struct numoe_soak_options
         .workers = values->workers,
         .threads = values->threads,
         .gpu = values->gpu,
+        .batch_invariant = values->batch_invariant,
         .log = cli_log(),
     };
     if (!values->duration_s && !values->steps)
@@ -189,9 +190,9 @@ static int run(const struct cli_values *values)
     return code;
 }
 
-static const enum cli_option options[] = {CLI_DURATION, CLI_STEPS,   CLI_SEED,
-                                          CLI_TOPOLOGY, CLI_WORKERS, CLI_THREADS,
-                                          CLI_GPU,      CLI_JSON,    CLI_END};
+static const enum cli_option options[] = {CLI_DURATION, CLI_STEPS,   CLI_SEED, CLI_TOPOLOGY,
+                                          CLI_WORKERS,  CLI_THREADS, CLI_GPU,  CLI_BATCH_INVARIANT,
+                                          CLI_JSON,     CLI_END};
 
 const struct cli_verb cli_soak = {
     .name = "soak",

@@ -99,6 +99,7 @@ struct numoe_soak_options {
     uint32_t workers;     /* planned, in all contexts; 0: the machine's, sometimes few */
     uint32_t threads;     /* that execute, in all contexts; 0: from one to all that are planned */
     bool gpu;             /* three contexts of four are opened with a GPU; else none */
+    bool batch_invariant; /* of all contexts; those with a GPU then compute without */
     double watchdog_s;    /* without progress for so long: say what was running, exit 1; 0: 60 */
     const char *scratch;  /* where checkpoints are written; NULL: $TMPDIR or /tmp */
     struct numoe_log log; /* what the library says in the warm-up, and the watchdog */

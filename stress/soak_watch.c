@@ -99,7 +99,9 @@ void soak_reproduce(const struct soak *soak, char *line, size_t size)
     if (o->threads && used < size)
         used += (size_t)snprintf(line + used, size - used, " --threads %" PRIu32, o->threads);
     if (o->gpu && used < size)
-        snprintf(line + used, size - used, " --gpu");
+        used += (size_t)snprintf(line + used, size - used, " --gpu");
+    if (o->batch_invariant && used < size)
+        snprintf(line + used, size - used, " --batch-invariant");
 }
 
 /* First line of a file of /proc, or nothing. */

@@ -139,7 +139,7 @@ static void check_calls(struct fixture *f, const char *name)
 }
 
 static void check_machine(const char *topology, enum numoe_form form,
-                          enum numoe_arithmetic arithmetic, uint32_t threads)
+                          enum numoe_arithmetic arithmetic, uint32_t threads, bool invariant)
 {
     struct fixture f = fixture_of(1, EXPERTS, HIDDEN, INNER, false, arithmetic);
     struct numoe_options options = NUMOE_OPTIONS_INIT;
@@ -147,6 +147,7 @@ static void check_machine(const char *topology, enum numoe_form form,
     options.topology = topology;
     options.form = form;
     options.threads = threads;
+    options.batch_invariant = invariant;
     experts_make(&f, 71);
     open_model(&f, &options);
     check_calls(&f, topology ? topology : "this machine");
@@ -156,21 +157,27 @@ static void check_machine(const char *topology, enum numoe_form form,
 
 Test(reserve, this_machine, .timeout = 120)
 {
-    check_machine(NULL, NUMOE_FORM_AUTO, NUMOE_FAST, 0);
-    check_machine(NULL, NUMOE_FORM_AUTO, NUMOE_EXACT, 0);
+    for (int invariant = 0; invariant < 2; invariant++) {
+        check_machine(NULL, NUMOE_FORM_AUTO, NUMOE_FAST, 0, invariant);
+        check_machine(NULL, NUMOE_FORM_AUTO, NUMOE_EXACT, 0, invariant);
+    }
 }
 
 Test(reserve, many_nodes, .timeout = 120)
 {
-    check_machine("pack:2 l3:2 [numa(memory=16GB)] core:2 pu:1", NUMOE_FORM_EVERY_NODE, NUMOE_FAST,
-                  3);
-    check_machine(NUMOE_TEST_DATA "/topo/data/epyc-7h12-2s-32n.xml", NUMOE_FORM_EVERY_NODE,
-                  NUMOE_FAST, 4);
+    for (int invariant = 0; invariant < 2; invariant++) {
+        check_machine("pack:2 l3:2 [numa(memory=16GB)] core:2 pu:1", NUMOE_FORM_EVERY_NODE,
+                      NUMOE_FAST, 3, invariant);
+        check_machine(NUMOE_TEST_DATA "/topo/data/epyc-7h12-2s-32n.xml", NUMOE_FORM_EVERY_NODE,
+                      NUMOE_FAST, 4, invariant);
+    }
 }
 
 Test(reserve, nodes_of_whole_experts, .timeout = 120)
 {
-    check_machine("numa:6(memory=16GB) core:2 pu:1", NUMOE_FORM_EXPERTS, NUMOE_FAST, 3);
+    for (int invariant = 0; invariant < 2; invariant++)
+        check_machine("numa:6(memory=16GB) core:2 pu:1", NUMOE_FORM_EXPERTS, NUMOE_FAST, 3,
+                      invariant);
 }
 
 Test(reserve, deferred_experts_too, .timeout = 60)

@@ -1,0 +1,89 @@
+/*
+ * schedule_build.h - what the layouts of a call share: hit experts, the parts of them that nodes
+ * hold, and lanes that are pushed one after another.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#ifndef NUMOE_SCHEDULE_BUILD_H
+#define NUMOE_SCHEDULE_BUILD_H
+
+#include "context.h"
+#include "schedule_memory.h"
+
+/* A hit expert and its distinct tokens. */
+struct hit {
+    uint32_t expert, first, tokens;
+    bool many;
+};
+
+/* What a plan node holds of a hit expert. */
+struct part {
+    const uint8_t *slices;
+    uint64_t first, count;
+};
+
+struct build {
+    struct numoe_schedule *s;
+    struct hit *hits; /* experts with many tokens first, most tokens first; then by index. Fixed
+                         cuts: all by index */
+    uint32_t hit_count, many_count;
+    uint32_t *pair_token; /* by hit, ascending tokens */
+    float *pair_weight;
+    struct part *parts;    /* [hits][plan nodes] */
+    uint64_t *slice_count; /* [hits] slices on the group being laid out */
+    uint32_t *token_set;   /* [tokens] the last set of rows that has one of the token ... */
+    uint32_t *token_row;   /* ... and that row */
+    uint32_t row_set;      /* the set that runs add to; a lane begins one */
+    bool ends;             /* rows made now end a part */
+    uint32_t *lane_worker; /* [lanes] planned worker */
+    uint64_t *load;        /* [workers] cost given so far */
+};
+
+/* Plan nodes whose parts are one sequence, and the workers that lanes are dealt to. */
+struct group {
+    const uint32_t *nodes, *workers;
+    uint32_t node_count, worker_count, lanes;
+};
+
+/* In a row's token, beside the number: the row ends a part. */
+#define ROW_ENDS ((uint32_t)1 << 31)
+
+/* Cost of one slice for m tokens, in 1/16 of a token's arithmetic on it: reading it takes as long
+ * as four and a half tokens, decoding it as one and a half. Only balance depends on it. */
+static inline uint64_t slice_cost(uint64_t tokens)
+{
+    const uint64_t compute = 24 + 16 * tokens;
+    return compute < 72 ? 72 : compute;
+}
+
+static inline const struct part *part_of(const struct build *b, uint32_t h, uint32_t n)
+{
+    return &b->parts[(size_t)h * b->s->model->plan->node_count + n];
+}
+
+struct group schedule_group(const struct model_groups *groups, const struct numoe_plan *plan,
+                            uint32_t g);
+
+/* Lanes for so many slices of experts with few tokens. */
+uint64_t schedule_few_lanes(const struct group *group, uint64_t slices);
+
+/* Blocks that m tokens of an expert are cut into, so that one is not more than a share of the work
+ * while it has tokens enough. */
+uint32_t schedule_blocks(const struct build *b, uint64_t slices, uint32_t tokens, uint64_t share);
+
+/* All of these return 0, -ENOMEM or -EOVERFLOW. A lane, with a set of rows of its own. */
+int schedule_push_lane(struct build *b);
+/* Slices [first, first + count) of a node's part of hit h, tokens [token, token + tokens) of it. */
+int schedule_push_run(struct build *b, uint32_t h, uint32_t node, uint64_t first, uint64_t count,
+                      uint32_t token, uint32_t tokens);
+/* Give a lane to the least loaded worker of the group. */
+int schedule_give_lane(struct build *b, const struct group *group, uint32_t lane, uint64_t cost);
+
+/* Fixed cuts, whatever else is in the batch (schedule_fixed.c). */
+int schedule_lay_fixed(struct build *b);
+/* Most units of an expert, on all nodes and in a group of them. */
+void schedule_count_units(const struct numoe_model *model, uint64_t *all, uint64_t *most);
+/* Bytes of what schedule_lay_fixed notes of a lane. */
+enum { SCHEDULE_LANE_COST_BYTES = 16 };
+
+#endif
