@@ -40,6 +40,30 @@ float numoe_bench_random_float(struct numoe_bench_random *random);
 void numoe_bench_route(struct numoe_bench_random *random, uint64_t tokens, uint64_t top_k,
                        uint64_t experts, int32_t *ids, float *weights);
 
+/* How tokens choose experts. */
+enum numoe_bench_routing {
+    NUMOE_ROUTING_UNIFORM,
+    NUMOE_ROUTING_ZIPF,     /* the popularity of the n-th expert is 1 / n; always the same ones */
+    NUMOE_ROUTING_SHIFTING, /* the same, of others in each repetition */
+    NUMOE_ROUTING_ONE       /* all tokens one and the same expert, and no other */
+};
+
+/* "uniform", "zipf", "shifting", "one"; by_name: -1 for any other. */
+const char *numoe_bench_routing_name(enum numoe_bench_routing routing);
+int numoe_bench_routing_by_name(const char *name);
+
+/* NULL: no memory. Routes by the uniform one are those of numoe_bench_route. */
+struct numoe_bench_router;
+struct numoe_bench_router *numoe_bench_router_create(enum numoe_bench_routing routing,
+                                                     uint64_t experts,
+                                                     struct numoe_bench_random *random);
+void numoe_bench_router_destroy(struct numoe_bench_router *router);
+/* Of the top_k that are asked for, how many ids a token gets. */
+uint64_t numoe_bench_router_top_k(const struct numoe_bench_router *router, uint64_t top_k);
+/* As numoe_bench_route; of each token so many ids. */
+void numoe_bench_router_route(struct numoe_bench_router *router, struct numoe_bench_random *random,
+                              uint64_t tokens, uint64_t top_k, int32_t *ids, float *weights);
+
 /* Normally distributed bf16 values. */
 void numoe_bench_activations(struct numoe_bench_random *random, uint16_t *x, uint64_t count);
 
@@ -93,6 +117,7 @@ int numoe_bench_check(struct numoe_model *model, const struct numoe_bench_output
 
 struct numoe_bench_request {
     uint64_t layer, tokens, top_k, seed;
+    enum numoe_bench_routing routing;
     uint32_t repeat;       /* 0: by time */
     double seconds;        /* with repeat 0: about so long, at least 7 repetitions */
     uint64_t check_tokens; /* so many tokens of the last repetition against the reference */
@@ -110,6 +135,7 @@ struct numoe_bench_cell {
     /* with numoe_options.stats, else NaN: part of the calls' time that workers are busy, mean over
      * the workers, and how much longer than the mean the busiest of them is */
     double busy_fraction, busy_imbalance;
+    double busy_imbalance_call; /* the same of a call, median over the repetitions */
     /* Of the first outputs, bit by bit. They follow from the seed, the weights, the plan and the
      * kernels alone. */
     uint64_t digest;

@@ -18,11 +18,13 @@ struct cell_work {
     const struct numoe_bench_request *request;
     uint64_t hidden, top_k, experts;
     struct numoe_bench_random random;
+    struct numoe_bench_router *router;
     uint16_t *x;
     int32_t *ids;
     float *weights, *out;
     uint32_t workers;
     uint64_t *busy_ns; /* [workers] within the measured calls, [workers] when one began */
+    double imbalance;  /* of the last measured call */
 };
 
 void numoe_bench_activations(struct numoe_bench_random *random, uint16_t *x, uint64_t count)
@@ -45,8 +47,8 @@ static int repeat_once(struct cell_work *work, struct numoe_result *result, doub
     double begin;
     int rc;
 
-    numoe_bench_route(&work->random, work->request->tokens, work->top_k, work->experts, work->ids,
-                      work->weights);
+    numoe_bench_router_route(work->router, &work->random, work->request->tokens,
+                             work->request->top_k, work->ids, work->weights);
     batch.tokens = work->request->tokens;
     batch.top_k = work->top_k;
     batch.x = work->x;
@@ -91,13 +93,20 @@ static uint64_t busy_ns(const struct cell_work *work, uint32_t worker)
 static int measure_once(struct cell_work *work, struct numoe_result *result, double *seconds,
                         struct numoe_error *error)
 {
+    uint64_t sum = 0, most = 0;
     int rc;
 
     for (uint32_t w = 0; w < work->workers; w++)
         work->busy_ns[work->workers + w] = busy_ns(work, w);
     rc = repeat_once(work, result, seconds, error);
-    for (uint32_t w = 0; w < work->workers; w++)
-        work->busy_ns[w] += busy_ns(work, w) - work->busy_ns[work->workers + w];
+    for (uint32_t w = 0; w < work->workers; w++) {
+        const uint64_t busy = busy_ns(work, w) - work->busy_ns[work->workers + w];
+
+        work->busy_ns[w] += busy;
+        sum += busy;
+        most = busy > most ? busy : most;
+    }
+    work->imbalance = sum ? (double)most * work->workers / (double)sum : NAN;
     return rc;
 }
 
@@ -123,8 +132,8 @@ static int measure(struct numoe_bench *bench, struct cell_work *work, enum numoe
 {
     double reads[MOST_TURNS], peaks[MOST_TURNS], of_read[MOST_TURNS], of_peak[MOST_TURNS];
     uint32_t turns = repetitions < MOST_TURNS ? repetitions : MOST_TURNS, done = 0;
-    double *ms = calloc(repetitions, 5 * sizeof *ms);
-    double *gbs, *gops, *turn_gbs, *turn_gops;
+    double *ms = calloc(repetitions, 6 * sizeof *ms);
+    double *gbs, *gops, *turn_gbs, *turn_gops, *imbalance;
     struct ceilings before, after;
     double sum = 0;
     int rc = 0;
@@ -136,6 +145,7 @@ static int measure(struct numoe_bench *bench, struct cell_work *work, enum numoe
     gops = gbs + repetitions;
     turn_gbs = gops + repetitions;
     turn_gops = turn_gbs + repetitions;
+    imbalance = turn_gops + repetitions;
     before = measure_ceilings(bench, peak);
     for (uint32_t turn = 0; turn < turns; turn++) {
         uint32_t end = (uint32_t)((uint64_t)repetitions * (turn + 1) / turns), begin = done;
@@ -149,6 +159,7 @@ static int measure(struct numoe_bench *bench, struct cell_work *work, enum numoe
                 goto out;
             sum += seconds;
             ms[done] = seconds * 1e3;
+            imbalance[done] = work->imbalance;
             gbs[done] = (double)result.expert_bytes / seconds * 1e-9;
             gops[done] = (double)result.pairs * ops_per_pair / seconds * 1e-9;
             cell->bytes += (double)result.expert_bytes / repetitions;
@@ -165,6 +176,8 @@ static int measure(struct numoe_bench *bench, struct cell_work *work, enum numoe
         before = after;
     }
     compare_workers(work, sum, cell);
+    cell->busy_imbalance_call =
+        isnan(cell->busy_imbalance) ? NAN : numoe_bench_quantile(imbalance, repetitions, 0.5);
     cell->repetitions = repetitions;
     cell->ms = numoe_bench_quantile(ms, repetitions, 0.5);
     cell->ms_min = numoe_bench_quantile(ms, repetitions, 0);
@@ -236,7 +249,8 @@ int numoe_bench_layer(struct numoe_bench *bench, struct numoe_model *model,
                                       .tokens = tokens,
                                       .rel_l2 = NAN,
                                       .busy_fraction = NAN,
-                                      .busy_imbalance = NAN};
+                                      .busy_imbalance = NAN,
+                                      .busy_imbalance_call = NAN};
     rc = numoe_model_info(model, &info);
     if (rc)
         return numoe_error_set(error, rc, "bench", "the model does not describe itself");
@@ -252,13 +266,16 @@ int numoe_bench_layer(struct numoe_bench *bench, struct numoe_model *model,
         !numoe_mul_u64(tokens, work.top_k, &entries) || entries > SIZE_MAX / sizeof(float))
         return numoe_error_set(error, -EOVERFLOW, "bench", "%" PRIu64 " tokens overflow", tokens);
 
+    work.router = numoe_bench_router_create(request->routing, work.experts, &work.random);
     work.x = malloc(elements * sizeof *work.x);
     work.out = malloc(elements * sizeof *work.out);
     work.ids = malloc(entries * sizeof *work.ids);
     work.weights = malloc(entries * sizeof *work.weights);
     work.workers = info.worker_count;
     work.busy_ns = calloc(2 * (size_t)work.workers, sizeof *work.busy_ns);
-    if (!work.x || !work.out || !work.ids || !work.weights || !work.busy_ns) {
+    if (work.router)
+        work.top_k = numoe_bench_router_top_k(work.router, request->top_k);
+    if (!work.router || !work.x || !work.out || !work.ids || !work.weights || !work.busy_ns) {
         rc = numoe_error_set(error, -ENOMEM, "bench", "no room for %" PRIu64 " tokens", tokens);
         goto out;
     }
@@ -286,6 +303,7 @@ int numoe_bench_layer(struct numoe_bench *bench, struct numoe_model *model,
         rc = numoe_bench_check(model, &outputs, checked, &cell->rel_l2, error);
     }
 out:
+    numoe_bench_router_destroy(work.router);
     free(work.x);
     free(work.out);
     free(work.ids);

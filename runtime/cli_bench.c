@@ -34,6 +34,7 @@ struct bench_report {
     char model[64], cpu[96];
     struct numoe_model_desc desc;
     uint32_t workers, nodes;
+    enum numoe_bench_routing routing;
     uint64_t resident_bytes, huge_bytes, buffer_bytes;
     struct series *series;
     uint32_t series_count;
@@ -59,7 +60,7 @@ static void print_header(const struct bench_report *report, const struct series 
            series->kernels);
     printf("tokens        ms   (p10 - p90)            GB/s    of read     Gop/s   of peak"
            "   rel. L2   read GB/s  peak Gop/s%s\n",
-           stats ? "    busy  most/mean" : "");
+           stats ? "    busy  most/mean    a call" : "");
 }
 
 static void print_cell(const struct numoe_bench_cell *cell, double limit)
@@ -70,7 +71,8 @@ static void print_cell(const struct numoe_bench_cell *cell, double limit)
            cell->bandwidth_fraction, cell->gops, cell->ops_fraction, cell->rel_l2, cell->read_gbs,
            cell->peak_gops);
     if (!isnan(cell->busy_fraction))
-        printf(" %7.3f %10.3f", cell->busy_fraction, cell->busy_imbalance);
+        printf(" %7.3f %10.3f %9.3f", cell->busy_fraction, cell->busy_imbalance,
+               cell->busy_imbalance_call);
     printf("%s\n", cell->rel_l2 <= limit ? "" : "  WRONG");
     fflush(stdout);
 }
@@ -118,6 +120,7 @@ static int measure_series(const struct cli_values *values, struct numoe *context
             .tokens = tokens[i],
             .top_k = report->desc.experts_per_token,
             .seed = values->seed + i,
+            .routing = values->routing,
             .repeat = values->repeat,
             .seconds = 2,
             .check_tokens = 2,
@@ -227,7 +230,7 @@ static json_t *json_of_report(const struct bench_report *report)
                 results,
                 json_pack(
                     "{s:s, s:s, s:I, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o,"
-                    " s:o, s:o, s:o, s:o}",
+                    " s:o, s:o, s:o, s:o, s:o}",
                     "isa", series->isa, "arithmetic", arithmetic, "tokens",
                     (json_int_t)cell->tokens, "repetitions", (json_int_t)cell->repetitions, "ms",
                     cli_json_number(cell->ms), "ms_min", cli_json_number(cell->ms_min), "ms_p10",
@@ -238,20 +241,22 @@ static json_t *json_of_report(const struct bench_report *report)
                     "bandwidth_fraction", cli_json_number(cell->bandwidth_fraction), "ops_fraction",
                     cli_json_number(cell->ops_fraction), "rel_l2", cli_json_number(cell->rel_l2),
                     "busy_fraction", cli_json_number(cell->busy_fraction), "busy_imbalance",
-                    cli_json_number(cell->busy_imbalance)));
+                    cli_json_number(cell->busy_imbalance), "busy_imbalance_call",
+                    cli_json_number(cell->busy_imbalance_call)));
         }
     }
     return json_pack(
-        "{s:o, s:{s:o, s:I, s:o}, s:{s:s, s:I, s:I},"
+        "{s:o, s:s, s:{s:o, s:I, s:o}, s:{s:s, s:I, s:I},"
         " s:{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I}}",
-        "results", results, "ceilings", "read_gbs", cli_json_number(read), "read_buffer_bytes",
-        (json_int_t)report->buffer_bytes, "peaks", peaks, "machine", "cpu", report->cpu, "workers",
-        (json_int_t)report->workers, "nodes", (json_int_t)report->nodes, "model", "name",
-        report->model, "layers", (json_int_t)report->desc.layers, "experts",
-        (json_int_t)report->desc.experts, "experts_per_token",
-        (json_int_t)report->desc.experts_per_token, "hidden", (json_int_t)report->desc.hidden,
-        "intermediate", (json_int_t)report->desc.intermediate, "resident_bytes",
-        (json_int_t)report->resident_bytes, "huge_bytes", (json_int_t)report->huge_bytes);
+        "results", results, "routing", numoe_bench_routing_name(report->routing), "ceilings",
+        "read_gbs", cli_json_number(read), "read_buffer_bytes", (json_int_t)report->buffer_bytes,
+        "peaks", peaks, "machine", "cpu", report->cpu, "workers", (json_int_t)report->workers,
+        "nodes", (json_int_t)report->nodes, "model", "name", report->model, "layers",
+        (json_int_t)report->desc.layers, "experts", (json_int_t)report->desc.experts,
+        "experts_per_token", (json_int_t)report->desc.experts_per_token, "hidden",
+        (json_int_t)report->desc.hidden, "intermediate", (json_int_t)report->desc.intermediate,
+        "resident_bytes", (json_int_t)report->resident_bytes, "huge_bytes",
+        (json_int_t)report->huge_bytes);
 }
 
 /* Adds the members of --idle. */
@@ -272,7 +277,7 @@ static json_t *json_with_idle(const struct bench_report *report, json_t *root)
 
 static int run(const struct cli_values *values)
 {
-    struct bench_report report = {.desc = NUMOE_MODEL_DESC_INIT};
+    struct bench_report report = {.desc = NUMOE_MODEL_DESC_INIT, .routing = values->routing};
     struct cli_values sized = *values;
     uint32_t isas = values->isa_count ? values->isa_count : 1;
     uint32_t arithmetics = values->arithmetic_count ? values->arithmetic_count : 1;
@@ -322,12 +327,12 @@ static int run(const struct cli_values *values)
 }
 
 static const enum cli_option options[] = {
-    CLI_MODEL,       CLI_LAYERS,   CLI_EXPERTS,      CLI_TOKENS,      CLI_ISAS,
-    CLI_ARITHMETICS, CLI_REPEAT,   CLI_PLAN,         CLI_AS_IF,       CLI_BATCH_INVARIANT,
-    CLI_WORKERS,     CLI_THREADS,  CLI_TOPOLOGY,     CLI_NODES,       CLI_CPUS,
-    CLI_FORM,        CLI_OPTIMIZE, CLI_SEED,         CLI_GPU,         CLI_RESIDENT,
-    CLI_STREAM,      CLI_IDLE,     CLI_RESERVE_CPUS, CLI_STATS_CELLS, CLI_JSON,
-    CLI_END};
+    CLI_MODEL,       CLI_LAYERS,   CLI_EXPERTS,  CLI_TOKENS,       CLI_ISAS,
+    CLI_ARITHMETICS, CLI_REPEAT,   CLI_PLAN,     CLI_AS_IF,        CLI_BATCH_INVARIANT,
+    CLI_WORKERS,     CLI_THREADS,  CLI_TOPOLOGY, CLI_NODES,        CLI_CPUS,
+    CLI_FORM,        CLI_OPTIMIZE, CLI_SEED,     CLI_ROUTING,      CLI_GPU,
+    CLI_RESIDENT,    CLI_STREAM,   CLI_IDLE,     CLI_RESERVE_CPUS, CLI_STATS_CELLS,
+    CLI_JSON,        CLI_END};
 
 const struct cli_verb cli_bench = {
     .name = "bench",

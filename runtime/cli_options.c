@@ -116,6 +116,10 @@ static const struct option_text option_texts[] = {
     [CLI_RESERVE_NODES] = {"reserve-nodes", "LIST",
                            "no experts on these memory nodes, no workers on their CPUs"},
     [CLI_RESIDENT] = {"resident", NULL, "with --gpu: weights stay in device memory (default)"},
+    [CLI_ROUTING] = {"routing", "KIND",
+                     "how tokens choose experts: uniform, zipf (the n-th is chosen 1/n as often),\n"
+                     "shifting (zipf, of others in each repetition) or one (all of them one)\n"
+                     "(default: uniform)"},
     [CLI_SAVE] = {"save", "FILE",
                   "also write all that is known of the machine to a file, for\n"
                   "--topology here or elsewhere"},
@@ -514,6 +518,15 @@ static int set_option(enum cli_option option, const char *text, struct cli_value
     case CLI_RESIDENT:
         values->resident = true;
         return 0;
+    case CLI_ROUTING: {
+        const int routing = numoe_bench_routing_by_name(text);
+
+        if (routing < 0)
+            return numoe_error_set(error, -EINVAL, NULL,
+                                   "\"%s\" is none of uniform, zipf, shifting and one", text);
+        values->routing = (enum numoe_bench_routing)routing;
+        return 0;
+    }
     case CLI_SAVE:
         if (!*text)
             return numoe_error_set(error, -EINVAL, NULL, "is empty; a file is needed");

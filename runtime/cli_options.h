@@ -8,6 +8,7 @@
 
 #include "base/numoe_base.h"
 #include "base/numoe_types.h"
+#include "bench.h"
 #include "predict.h"
 
 #include <stdbool.h>
@@ -66,6 +67,7 @@ enum cli_option {
     CLI_RESERVE_CPUS,
     CLI_RESERVE_NODES,
     CLI_RESIDENT,
+    CLI_ROUTING,
     CLI_SAVE,
     CLI_SEED,
     CLI_SMT,
@@ -117,6 +119,7 @@ struct cli_values {
     uint32_t repeat, threads, workers;
     bool json, measure, once, smt, gpu, resident, stream, spill, batch_invariant;
     enum numoe_memory_policy memory_policy;
+    enum numoe_bench_routing routing;
     enum cli_stats stats;
     bool seed_given;
     char *isa_text; /* holds what isas point to */

@@ -27,7 +27,6 @@
 
 #include <string.h>
 
-
 enum {
     UNIT_SLICES_LEAST = 4, /* many tokens: fewer slices before down cost time */
     COST_CLASSES = 64 * 4  /* by the highest bit of a cost and the two after it */

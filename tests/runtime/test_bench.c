@@ -270,3 +270,72 @@ Test(bench_layer, more_experts_a_token_than_there_are_is_refused, .timeout = 120
     cr_assert_neq(error.message[0], 0);
     small_close(&small);
 }
+
+/* ---- routing ---- */
+
+enum { ROUTED = 2000, OF = 32, CHOICES = 4 };
+
+static void count_ids(enum numoe_bench_routing routing, unsigned count[2][OF])
+{
+    struct numoe_bench_random random = {.state = 11};
+    struct numoe_bench_router *router = numoe_bench_router_create(routing, OF, &random);
+    const uint64_t k = numoe_bench_router_top_k(router, CHOICES);
+    int32_t *ids = malloc(ROUTED * CHOICES * sizeof *ids);
+    float *weights = malloc(ROUTED * CHOICES * sizeof *weights);
+
+    cr_assert_eq(k, routing == NUMOE_ROUTING_ONE ? 1 : CHOICES);
+    for (int call = 0; call < 2; call++) {
+        memset(count[call], 0, sizeof count[call]);
+        numoe_bench_router_route(router, &random, ROUTED, CHOICES, ids, weights);
+        for (uint64_t t = 0; t < ROUTED; t++) {
+            float sum = 0;
+
+            for (uint64_t j = 0; j < k; j++) {
+                const int32_t id = ids[t * k + j];
+
+                cr_assert(id >= 0 && id < OF);
+                for (uint64_t i = 0; i < j; i++)
+                    cr_assert_neq(ids[t * k + i], id);
+                count[call][id]++;
+                sum += weights[t * k + j];
+            }
+            cr_assert_float_eq(sum, 1, 1e-5);
+        }
+    }
+    numoe_bench_router_destroy(router);
+    free(ids);
+    free(weights);
+}
+
+static unsigned most_of(const unsigned count[OF])
+{
+    unsigned best = 0;
+
+    for (unsigned e = 1; e < OF; e++)
+        if (count[e] > count[best])
+            best = e;
+    return best;
+}
+
+Test(bench_routing, kinds_are_what_they_say)
+{
+    unsigned count[2][OF], most, least = ROUTED;
+
+    count_ids(NUMOE_ROUTING_UNIFORM, count);
+    most = most_of(count[0]);
+    cr_expect_leq(count[0][most], 1.4 * ROUTED * CHOICES / OF);
+    count_ids(NUMOE_ROUTING_ZIPF, count);
+    most = most_of(count[0]);
+    for (unsigned e = 0; e < OF; e++)
+        least = count[0][e] < least ? count[0][e] : least;
+    cr_expect_gt(count[0][most], 10 * least);
+    cr_expect_eq(most_of(count[1]), most, "always the same ones");
+    count_ids(NUMOE_ROUTING_SHIFTING, count);
+    cr_expect_neq(most_of(count[0]), most_of(count[1]));
+    count_ids(NUMOE_ROUTING_ONE, count);
+    cr_expect_eq(count[0][most_of(count[0])], ROUTED);
+    for (int r = NUMOE_ROUTING_UNIFORM; r <= NUMOE_ROUTING_ONE; r++)
+        cr_expect_eq(
+            numoe_bench_routing_by_name(numoe_bench_routing_name((enum numoe_bench_routing)r)), r);
+    cr_expect_eq(numoe_bench_routing_by_name("zipfian"), -1);
+}

@@ -69,6 +69,8 @@ Test(cli_usage, bad_values_are_refused_with_the_option_named, .timeout = 120)
     static const char *const cases[][4] = {
         {"plan", "--model"},
         {"plan", "--layers", "0"},
+        {"bench", "--routing", "zipfian"},
+        {"run", "--as-if", ""},
         {"plan", "--hidden", "0"},
         {"plan", "--intermediate", "-32"},
         {"plan", "--experts-per-token", "none"},
