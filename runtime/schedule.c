@@ -13,9 +13,9 @@
  *
  *   many tokens   an expert with more tokens than the few-token form pays for: a lane for each
  *                 block of its tokens, and for each range of slices where one block would be more
- *                 than a lane's share of the work
- *   few tokens    the others, in expert order, as one sequence of slices cut into lanes of equal
- *                 cost, wherever the cut falls; so one token's six experts fill any number of
+ *                 than a lane's share of the work; one that is most of the work is cut so that
+ * workers end together few tokens    the others, in expert order, as one sequence of slices cut
+ * into lanes of equal cost, wherever the cut falls; so one token's six experts fill any number of
  *                 workers evenly, and its rows are as many as lanes, not experts x lanes
  *
  * With numoe_options.batch_invariant lanes are laid out by schedule_fixed.c instead.
@@ -272,38 +272,81 @@ static int push_runs(struct build *b, const struct group *group, uint32_t h, uin
     return rc;
 }
 
-uint32_t schedule_blocks(const struct build *b, uint64_t slices, uint32_t tokens, uint64_t share)
+/* What workers take for an expert that is most of the work, in lanes of so many slices and tokens:
+ * a lane's own is its rows, as much as another slice takes; and who is held up is waited for, as
+ * long as a quarter of a lane. */
+static uint64_t alone_cost(const struct group *group, uint64_t lanes, uint64_t slices,
+                           uint64_t tokens)
 {
-    const uint32_t most = b->s->model->kernels->many_tokens;
-    uint32_t blocks = (tokens + most - 1) / most;
+    const uint64_t turns = (lanes + group->worker_count - 1) / group->worker_count;
 
-    /* by the largest block: one that is too large by a token would be cut in ranges */
-    while (slices * slice_cost((tokens + blocks - 1) / blocks) > share &&
-           tokens / (blocks + 1) >= SCHEDULE_BLOCK_TOKENS_LEAST)
-        blocks++;
-    return blocks;
+    return (4 * turns + 1) * (slices + 1) * slice_cost(tokens);
 }
 
-static int lay_many(struct build *b, const struct group *group, uint64_t share)
+static struct cut cut_alone(const struct group *group, uint64_t slices, uint32_t tokens,
+                            uint64_t ranges_most, uint32_t most)
+{
+    const uint32_t fewest = (tokens + most - 1) / most;
+    const uint64_t lanes_most = 4 * (uint64_t)group->worker_count;
+    const uint64_t blocks_most = fewest + lanes_most;
+    const uint64_t unit = (slices + ranges_most - 1) / ranges_most;
+    struct cut best = {fewest, 1};
+    uint64_t least = UINT64_MAX;
+
+    for (uint32_t blocks = fewest;
+         blocks == fewest ||
+         (blocks <= blocks_most && tokens / blocks >= SCHEDULE_BLOCK_TOKENS_LEAST / 2);
+         blocks++)
+        for (uint64_t ranges = 1;
+             ranges <= ranges_most && (ranges == 1 || blocks * ranges <= lanes_most); ranges++) {
+            const uint64_t cost =
+                alone_cost(group, blocks * ranges, (ranges_most + ranges - 1) / ranges * unit,
+                           (tokens + blocks - 1) / blocks);
+
+            if (cost < least) {
+                least = cost;
+                best = (struct cut){blocks, ranges};
+            }
+        }
+    return best;
+}
+
+struct cut schedule_cut(const struct build *b, const struct group *group, uint32_t h,
+                        uint64_t total, uint64_t ranges_most, uint64_t alone_most)
+{
+    const uint64_t slices = b->slice_count[h], share = total / group->lanes + 1;
+    const uint32_t tokens = b->hits[h].tokens, most = b->s->model->kernels->many_tokens;
+    struct cut cut = {(tokens + most - 1) / most, 0};
+
+    if (slices * slice_cost(tokens) > total / 2)
+        return cut_alone(group, slices, tokens, alone_most, most);
+    /* by the largest block: one that is too large by a token would be cut in ranges */
+    while (slices * slice_cost((tokens + cut.blocks - 1) / cut.blocks) > share &&
+           tokens / (cut.blocks + 1) >= SCHEDULE_BLOCK_TOKENS_LEAST)
+        cut.blocks++;
+    cut.ranges = (slices * slice_cost((tokens + cut.blocks - 1) / cut.blocks) + share - 1) / share;
+    if (cut.ranges > ranges_most)
+        cut.ranges = ranges_most;
+    if (cut.ranges == 0)
+        cut.ranges = 1;
+    return cut;
+}
+
+static int lay_many(struct build *b, const struct group *group, uint64_t total)
 {
     for (uint32_t h = 0; h < b->many_count; h++) {
         const uint64_t slices = b->slice_count[h];
         const uint32_t tokens = b->hits[h].tokens;
-        uint32_t blocks;
+        struct cut cut;
 
         if (slices == 0)
             continue;
-        blocks = schedule_blocks(b, slices, tokens, share);
-        for (uint32_t i = 0, token = 0; i < blocks; i++) {
-            const uint32_t count = (tokens - token + blocks - i - 1) / (blocks - i);
+        cut = schedule_cut(b, group, h, total, slices / RANGE_SLICES_LEAST, slices);
+        for (uint32_t i = 0, token = 0; i < cut.blocks; i++) {
+            const uint32_t count = (tokens - token + cut.blocks - i - 1) / (cut.blocks - i);
             const uint64_t cost = slice_cost(count);
-            uint64_t ranges = (slices * cost + share - 1) / share;
-            if (ranges > slices / RANGE_SLICES_LEAST)
-                ranges = slices / RANGE_SLICES_LEAST;
-            if (ranges == 0)
-                ranges = 1;
-            for (uint64_t r = 0, at = 0; r < ranges; r++) {
-                const uint64_t take = (slices - at + ranges - r - 1) / (ranges - r);
+            for (uint64_t r = 0, at = 0; r < cut.ranges; r++) {
+                const uint64_t take = (slices - at + cut.ranges - r - 1) / (cut.ranges - r);
                 int rc = schedule_push_lane(b);
                 if (!rc)
                     rc = push_runs(b, group, h, at, take, token, count);
@@ -337,6 +380,9 @@ uint64_t schedule_few_lanes(const struct group *group, uint64_t slices)
         lanes = least;
     if (lanes > (uint64_t)LANES_MOST * group->lanes)
         lanes = (uint64_t)LANES_MOST * group->lanes;
+    /* lanes cost the same: as many for every worker */
+    if (lanes > group->worker_count)
+        lanes += group->worker_count - 1 - (lanes - 1) % group->worker_count;
     return lanes;
 }
 
@@ -403,7 +449,7 @@ static int lay_group(struct build *b, const struct group *group, bool many)
             b->slice_count[h] += part_of(b, h, group->nodes[i])->count;
         total += b->slice_count[h] * slice_cost(b->hits[h].tokens);
     }
-    return many ? lay_many(b, group, total / group->lanes + 1) : lay_few(b, group);
+    return many ? lay_many(b, group, total) : lay_few(b, group);
 }
 
 static int lay_out(struct build *b)

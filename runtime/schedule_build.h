@@ -67,9 +67,17 @@ struct group schedule_group(const struct model_groups *groups, const struct numo
 /* Lanes for so many slices of experts with few tokens. */
 uint64_t schedule_few_lanes(const struct group *group, uint64_t slices);
 
-/* Blocks that m tokens of an expert are cut into, so that one is not more than a share of the work
- * while it has tokens enough. */
-uint32_t schedule_blocks(const struct build *b, uint64_t slices, uint32_t tokens, uint64_t share);
+/* How an expert with many tokens is cut: blocks of tokens, and each in ranges of slices. */
+struct cut {
+    uint32_t blocks;
+    uint64_t ranges;
+};
+
+/* So that a block is no more than a lane's share of the group's total cost while it has tokens
+ * enough, and then a range, of which there are ranges_most at most. An expert that is most of the
+ * total: so that the group's workers end together, with alone_most ranges at most. */
+struct cut schedule_cut(const struct build *b, const struct group *group, uint32_t h,
+                        uint64_t total, uint64_t ranges_most, uint64_t alone_most);
 
 /* All of these return 0, -ENOMEM or -EOVERFLOW. A lane, with a set of rows of its own. */
 int schedule_push_lane(struct build *b);

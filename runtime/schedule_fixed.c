@@ -144,21 +144,18 @@ static int lay_range(struct build *b, uint32_t g, uint32_t h, struct walk *walk,
 }
 
 static int lay_many(struct build *b, uint32_t g, uint32_t h, struct walk begin, uint64_t units,
-                    uint64_t share)
+                    uint64_t total)
 {
-    const uint64_t slices = b->slice_count[h];
-    const uint32_t tokens = b->hits[h].tokens, blocks = schedule_blocks(b, slices, tokens, share);
+    const uint32_t tokens = b->hits[h].tokens;
+    const struct cut cut = schedule_cut(b, begin.group, h, total, units, units);
 
-    for (uint32_t i = 0, token = 0; i < blocks; i++) {
-        const uint32_t count = (tokens - token + blocks - i - 1) / (blocks - i);
-        uint64_t ranges = (slices * slice_cost(count) + share - 1) / share;
+    for (uint32_t i = 0, token = 0; i < cut.blocks; i++) {
+        const uint32_t count = (tokens - token + cut.blocks - i - 1) / (cut.blocks - i);
         struct walk walk = begin;
 
-        if (ranges > units)
-            ranges = units;
-        for (uint64_t r = 0; r < ranges; r++) {
-            int rc = lay_range(b, g, h, &walk, units * r / ranges, units * (r + 1) / ranges, units,
-                               token, count);
+        for (uint64_t r = 0; r < cut.ranges; r++) {
+            int rc = lay_range(b, g, h, &walk, units * r / cut.ranges, units * (r + 1) / cut.ranges,
+                               units, token, count);
             if (rc)
                 return rc;
         }
@@ -169,7 +166,7 @@ static int lay_many(struct build *b, uint32_t g, uint32_t h, struct walk begin, 
 
 static int lay_group(struct build *b, uint32_t g, const struct group *group)
 {
-    uint64_t total = 0, few = 0, lanes, share;
+    uint64_t total = 0, few = 0, lanes;
 
     for (uint32_t h = 0; h < b->hit_count; h++) {
         b->slice_count[h] = 0;
@@ -179,7 +176,6 @@ static int lay_group(struct build *b, uint32_t g, const struct group *group)
         few += b->hits[h].many ? 0 : b->slice_count[h];
     }
     lanes = schedule_few_lanes(group, few);
-    share = total / group->lanes + 1;
     for (uint32_t h = 0; h < b->hit_count; h++) {
         const struct walk walk = {.group = group,
                                   .unit = unit_slices(b->s->model, group, b->slice_count[h])};
@@ -190,7 +186,7 @@ static int lay_group(struct build *b, uint32_t g, const struct group *group)
             units += units_of(part_of(b, h, group->nodes[i])->count, walk.unit);
         if (units == 0)
             continue;
-        rc = b->hits[h].many ? lay_many(b, g, h, walk, units, share)
+        rc = b->hits[h].many ? lay_many(b, g, h, walk, units, total)
                              : lay_few(b, g, h, walk, units, lanes ? (few + lanes - 1) / lanes : 1);
         if (rc)
             return rc;

@@ -96,13 +96,14 @@ static uint64_t least_of(uint64_t a, uint64_t b)
 
 /* Bounds of schedule_fixed.c's: few tokens and what is split of many have rows of units. */
 static void bound_fixed(const struct numoe_model *model, uint64_t few_pairs, uint64_t lanes,
-                        struct most *most)
+                        uint64_t workers, struct most *most)
 {
     const uint64_t groups = model->groups[NUMOE_REACH_DOMAIN].count;
     uint64_t units, of_group, rows;
 
     schedule_count_units(model, &units, &of_group);
-    rows = most->pairs * groups + few_pairs * units + 36 * lanes * of_group;
+    rows = most->pairs * groups + few_pairs * units + 36 * lanes * of_group +
+           least_of(most->tokens, workers * 2 * model->kernels->many_tokens) * units;
     most->rows = least_of(rows, most->pairs * units);
     most->lanes = (most->pairs / SCHEDULE_BLOCK_TOKENS_LEAST + most->hits) * units;
     most->runs = most->lanes;
@@ -114,7 +115,8 @@ static void bound_fixed(const struct numoe_model *model, uint64_t few_pairs, uin
  * its plan's lanes when that is more; m tokens of an expert that spans x lanes' worth of slices
  * write at most m (x + 3) rows. With many tokens a block has SCHEDULE_BLOCK_TOKENS_LEAST tokens or
  * more and a row for each, unless it is a range of slices: then it has less than twice as many
- * tokens, and ranges are a tenth more than the plan's lanes at most, but for one a block.
+ * tokens, and ranges are a tenth more than the plan's lanes at most, but for one a block; an expert
+ * that is most of the work has at most four ranges a worker.
  */
 static void bound(const struct numoe_model *model, uint64_t tokens, uint64_t top_k,
                   struct most *most)
@@ -122,9 +124,10 @@ static void bound(const struct numoe_model *model, uint64_t tokens, uint64_t top
     enum { LEAST = SCHEDULE_BLOCK_TOKENS_LEAST, SLICES = SCHEDULE_LANE_SLICES };
     const struct numoe_expert_shape held = numoe_plan_held(model->plan);
     const uint64_t nodes = model->plan->node_count;
-    const uint64_t groups = model->groups[NUMOE_REACH_DOMAIN].count;
+    const struct model_groups *domains = &model->groups[NUMOE_REACH_DOMAIN];
+    const uint64_t groups = domains->count, workers = domains->worker_first[groups];
     uint64_t few = least_of(model->kernels->few_limit, tokens), lanes = 0, wide = 0, extreme = 0;
-    uint64_t few_lanes, few_pairs, few_rows, few_runs, many_lanes;
+    uint64_t few_lanes, few_pairs, few_rows, few_runs, many_lanes, split;
 
     *most = (struct most){0};
     for (uint32_t n = 0; n < nodes; n++)
@@ -142,17 +145,19 @@ static void bound(const struct numoe_model *model, uint64_t tokens, uint64_t top
         few = most->tokens;
     most->pairs = most->tokens * top_k;
     most->hits = least_of(held.experts, most->pairs);
-    few_lanes = most->hits * held.slices / SLICES + lanes + groups;
+    few_lanes = most->hits * held.slices / SLICES + lanes + groups + workers;
     few_pairs = extreme ? most->pairs : least_of(most->pairs, few * most->hits);
     few_rows = few * few_lanes + 3 * few_pairs * model->reach[NUMOE_REACH_DOMAIN].rows;
     few_runs = few_lanes + most->hits * nodes;
     many_lanes = groups * (most->pairs / LEAST + most->hits) + 2 * lanes;
     most->lanes = few_lanes + many_lanes;
-    most->rows = wide + 36 * lanes + few_rows;
+    split = 36 * lanes +
+            least_of(4 * workers * model->kernels->many_tokens, most->tokens * held.slices);
+    most->rows = wide + split + few_rows;
     most->runs = few_runs + many_lanes * nodes;
-    most->entries = few * few_runs + (most->pairs + 36 * lanes) * nodes;
+    most->entries = few * few_runs + (most->pairs + split) * nodes;
     if (model->context->batch_invariant)
-        bound_fixed(model, few_pairs, lanes, most);
+        bound_fixed(model, few_pairs, lanes, workers, most);
 }
 
 /* Bytes of every use. */

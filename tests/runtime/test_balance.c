@@ -1,0 +1,131 @@
+/*
+ * Whether workers end together, by what lanes cost: each does what it was given, then takes from
+ * whoever has most left. Real times are numoe bench --stats --routing.
+ */
+#include <criterion/criterion.h>
+#include <stdio.h>
+
+#include "bench.h"
+#include "context.h"
+
+enum { EXPERTS = 256, K = 6, HIDDEN = 32 };
+
+static uint64_t lane_cost(const struct numoe_schedule *s, uint32_t lane)
+{
+    uint64_t cost = 0;
+
+    for (uint32_t r = 0; r < s->lanes[lane].run_count; r++) {
+        const struct schedule_run *run = &s->runs[s->lanes[lane].first_run + r];
+        const uint64_t compute = 24 + 16 * (uint64_t)run->tokens;
+
+        cost += run->slice_count * (compute < 72 ? 72 : compute);
+    }
+    return cost;
+}
+
+/* The busiest worker's time over the mean. */
+static double imbalance(const struct numoe_schedule *s, uint32_t workers)
+{
+    uint64_t *busy = calloc(workers, sizeof *busy), sum = 0, most = 0;
+    uint32_t *at = malloc(workers * sizeof *at), *end = malloc(workers * sizeof *end);
+
+    for (uint32_t w = 0; w < workers; w++) {
+        at[w] = s->lane_first[w];
+        end[w] = s->lane_first[w + 1];
+    }
+    for (uint32_t done = 0; done < s->lane_count; done++) {
+        uint32_t w = 0, victim = 0;
+        uint64_t cost;
+
+        for (uint32_t i = 1; i < workers; i++) {
+            w = busy[i] < busy[w] ? i : w;
+            victim = end[i] - at[i] > end[victim] - at[victim] ? i : victim;
+        }
+        cost = lane_cost(s, at[w] < end[w] ? at[w]++ : --end[victim]);
+        busy[w] += cost;
+        sum += cost;
+        most = busy[w] > most ? busy[w] : most;
+    }
+    free(busy);
+    free(at);
+    free(end);
+    return (double)most * workers / (double)sum;
+}
+
+static void check_workers(uint32_t workers, bool invariant)
+{
+    static const uint64_t counts[] = {64, 256, 1024};
+    struct numoe_options options = NUMOE_OPTIONS_INIT;
+    struct numoe_model_desc desc = NUMOE_MODEL_DESC_INIT;
+    struct numoe_model *model;
+    struct numoe *context;
+    char machine[64];
+
+    snprintf(machine, sizeof machine, "numa:1(memory=64GB) core:%u pu:1", workers);
+    options.topology = machine;
+    options.threads = 1;
+    options.batch_invariant = invariant;
+    desc.layers = 1;
+    desc.experts = EXPERTS;
+    desc.experts_per_token = K;
+    desc.hidden = HIDDEN;
+    desc.intermediate = 2048;
+    desc.activation.kind = NUMOE_SILU;
+    cr_assert_eq(numoe_open(&options, &context, NULL), 0);
+    cr_assert_eq(numoe_model_create(context, &desc, &model, NULL), 0);
+    for (uint64_t e = 0; e < EXPERTS; e++)
+        numoe_model_mark(model, 0, e, true, false);
+    for (int routing = NUMOE_ROUTING_ZIPF; routing <= NUMOE_ROUTING_ONE; routing++)
+        for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
+            const uint64_t tokens = counts[i];
+            struct numoe_bench_random random = {.state = 7};
+            struct numoe_bench_router *router =
+                numoe_bench_router_create((enum numoe_bench_routing)routing, EXPERTS, &random);
+            struct numoe_batch batch = NUMOE_BATCH_INIT;
+            float *x = calloc(tokens * HIDDEN, sizeof *x), *y = calloc(tokens * HIDDEN, sizeof *y);
+            float *weights = calloc(tokens * K, sizeof *weights);
+            int32_t *ids = calloc(tokens * K, sizeof *ids);
+            struct numoe_schedule s = {.part = SCHEDULE_NOW};
+
+            numoe_bench_router_route(router, &random, tokens, K, ids, weights);
+            batch.tokens = tokens;
+            batch.top_k = numoe_bench_router_top_k(router, K);
+            batch.x = x;
+            batch.x_type = batch.out_type = NUMOE_F32;
+            batch.ids = ids;
+            batch.weights = weights;
+            batch.out = y;
+            cr_assert_eq(numoe_schedule_begin(&s, model, 0, &batch), 0);
+            s.token_count = tokens;
+            cr_assert_eq(numoe_schedule_build(&s, workers), 0);
+            cr_expect_leq(imbalance(&s, workers), invariant ? 1.15 : 1.1,
+                          "%u workers, %s, %lu tokens: %.3f", workers,
+                          numoe_bench_routing_name((enum numoe_bench_routing)routing), tokens,
+                          imbalance(&s, workers));
+            numoe_schedule_free(&s);
+            numoe_bench_router_destroy(router);
+            free(x);
+            free(y);
+            free(weights);
+            free(ids);
+        }
+    numoe_model_destroy(model);
+    numoe_close(context);
+}
+
+Test(balance, skewed_routing_leaves_workers_within_a_tenth, .timeout = 120)
+{
+    static const uint32_t workers[] = {2, 3, 8, 16, 24, 32, 48, 64};
+
+    for (size_t i = 0; i < sizeof workers / sizeof workers[0]; i++)
+        check_workers(workers[i], false);
+}
+
+/* Units of slices are coarser. */
+Test(balance, fixed_cuts_too, .timeout = 120)
+{
+    static const uint32_t workers[] = {2, 3, 8, 16, 24, 32, 48};
+
+    for (size_t i = 0; i < sizeof workers / sizeof workers[0]; i++)
+        check_workers(workers[i], true);
+}
