@@ -103,9 +103,9 @@ struct numoe_options {
     bool as_if;
     /** A token gives the same bits whatever else is in its batch: alone, among others, and however
      *  a batch is cut. Experts that are deferred or held elsewhere, and whether out is added to,
-     *  count as part of what is asked of it. Costs time in modes of bf16 activations, and with many tokens
-     *  on machines of many memory domains (docs/architecture.md, "Batches"). The CPU computes, a
-     *  GPU is not used. */
+     *  count as part of what is asked of it. Costs time in modes of bf16 activations with few
+     *  tokens, and with many on machines of many memory domains (docs/architecture.md, "Batches").
+     *  The CPU computes, a GPU is not used. */
     bool batch_invariant;
 };
 
