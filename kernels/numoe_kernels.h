@@ -215,9 +215,9 @@ struct numoe_kernels {
     unsigned few_tokens;  /**< most tokens a call of few() takes */
     unsigned few_limit;   /**< an expert with at most so many tokens is faster by few() */
     unsigned many_tokens; /**< most tokens a call of many() takes */
-    bool forms_agree; /**< what few(), in_order, and many() overwrite y with are the same bits,
-                           however many tokens there are. Of many() alone that is always so; of
-                           few() alone, with one token a call */
+    bool forms_agree;     /**< what few(), in_order, and many() overwrite y with are the same bits,
+                               however many tokens there are. Of many() alone that is always so; of
+                               few() alone, with one token a call */
     /** Bytes of one token's activation record, a multiple of 64. */
     size_t (*record_bytes)(const struct numoe_slice_shape *shape);
     /** Bytes of scratch that few() and many() need on each thread. */

@@ -55,7 +55,7 @@ struct numoe {
     bool strict_memory, memory_spill;
     enum numoe_memory_policy memory_policy;
     bool gpu_stream;
-    bool batch_invariant; /* calls are cut by schedule_fixed.c */
+    bool batch_invariant;      /* calls are cut by schedule_fixed.c */
     atomic_bool gpu_loss_said; /* that the CPU computes instead of a device that was lost */
     uint64_t keep_free_bytes;
     uint32_t *nodes, *cpus, *reserved_cpus; /* requested OS indices */
