@@ -12,7 +12,7 @@
 #define ONE_NODE "pack:1 l3:1 [numa(memory=256GB)] core:4 pu:1"
 
 /* What predict_cell.c states. */
-static const double read_fraction = 0.86, multiply_fraction = 0.62, tensor_fraction = 0.47;
+static const double read_fraction = 0.88, multiply_fraction = 0.62, tensor_fraction = 0.47;
 
 static struct numoe_plan_request request_of(const struct numoe_expert_shape *shape)
 {
