@@ -152,6 +152,31 @@ static double few_rows(const struct box *box, double tokens, double hit, double 
     return lanes * (tokens > 1 ? tokens * -expm1(each * log1p(-1 / tokens)) : tokens);
 }
 
+/* The same of all groups: of the `hit` experts each has all, or by chance some. */
+static double few_rows_of_all(const struct box *box, double tokens, double hit, double slices,
+                              double tokens_each)
+{
+    const struct box_reach *reach = &box->reach[NUMOE_REACH_DOMAIN];
+    double here = reach->rows / reach->groups, own = slices / reach->rows;
+    double whole_hit = fmax(floor(hit + 0.5), 1), mean = whole_hit * here;
+    double spread = 6 * sqrt(mean * (1 - here)) + 1, rows = 0;
+
+    if (here >= 1) {
+        double less = floor(hit), more = hit - less;
+
+        if (less >= 1)
+            rows = (1 - more) * few_rows(box, tokens, less, own, tokens_each);
+        return reach->groups * (rows + more * few_rows(box, tokens, less + 1, own, tokens_each));
+    }
+    for (double n = fmax(floor(mean - spread), 1); n <= fmin(whole_hit, mean + spread); n++) {
+        double chance = lgamma(whole_hit + 1) - lgamma(n + 1) - lgamma(whole_hit - n + 1);
+
+        chance = exp(chance + n * log(here) + (whole_hit - n) * log1p(-here));
+        rows += chance * few_rows(box, tokens, n, own, tokens_each);
+    }
+    return reach->groups * rows;
+}
+
 /* Rows of partial outputs that all lanes write in a pass of `tokens`. */
 static double rows_of(const struct box *box, double tokens, double hit, enum numoe_reach many)
 {
@@ -164,28 +189,8 @@ static double rows_of(const struct box *box, double tokens, double hit, enum num
         double most = slices / rows / lane_slices_least;
 
         return pairs * rows * clamp(parts / blocks, 1, most > 1 ? most : 1);
-    } else {
-        const struct box_reach *reach = &box->reach[NUMOE_REACH_DOMAIN];
-        /* chance of an expert on a group, and how many of those hit are there */
-        double here = reach->rows / reach->groups, all = fmax(floor(hit + 0.5), 1);
-        double mean = all * here, spread = 6 * sqrt(mean * (1 - here)) + 1, rows = 0, n;
-
-        if (here >= 1) {
-            n = floor(hit);
-            rows = n >= 1 ? (1 - (hit - n)) *
-                                few_rows(box, tokens, n, slices / reach->rows, pairs / hit)
-                          : 0;
-            return reach->groups * (rows + (hit - n) * few_rows(box, tokens, n + 1,
-                                                                slices / reach->rows, pairs / hit));
-        }
-        for (n = fmax(floor(mean - spread), 1); n <= fmin(all, mean + spread); n++) {
-            double chance = exp(lgamma(all + 1) - lgamma(n + 1) - lgamma(all - n + 1) +
-                                n * log(here) + (all - n) * log1p(-here));
-
-            rows += chance * few_rows(box, tokens, n, slices / reach->rows, pairs / hit);
-        }
-        return reach->groups * rows;
     }
+    return few_rows_of_all(box, tokens, hit, slices, pairs / hit);
 }
 
 /*
