@@ -48,7 +48,7 @@ static void explain_unused(const struct subject *s, const struct numoe_node *nod
     else if (!node->pu_count)
         fputs("it serves no allowed CPU; such nodes are used only when named", s->out);
     else
-        fputs("the nodes or CPUs that were named leave it out", s->out);
+        fputs("the nodes or CPUs that were named or reserved leave it out", s->out);
     fputs(".\n", s->out);
 }
 

@@ -3,7 +3,7 @@
  *
  * Its bandwidth where that is known of all nodes (given, else measured, else told by the firmware),
  * else its part of its memory domain (whose channels count once) averaged with its part of the
- * cores.
+ * cores; or, where kinds of memory are mixed, of its domain by kind.
  *
  * SPDX-License-Identifier: Apache-2.0
  */
@@ -103,6 +103,24 @@ static void even_out(uint64_t *bandwidth, uint32_t count)
         bandwidth[i] = sum / count;
 }
 
+/* What channels of a kind are likely to read, in quarters of DRAM's. */
+static uint64_t likely_speed(enum numoe_node_kind kind)
+{
+    return kind == NUMOE_NODE_HBM ? 12 : kind == NUMOE_NODE_SLOW ? 1 : 4;
+}
+
+static bool mixes_kinds(const struct plan_build *build)
+{
+    const struct numoe_plan *plan = build->plan;
+    const struct numoe_node *nodes = build->machine->nodes;
+
+    for (uint32_t i = 1; i < plan->node_count; i++)
+        if (likely_speed(nodes[plan->nodes[i].node].kind) !=
+            likely_speed(nodes[plan->nodes[0].node].kind))
+            return true;
+    return false;
+}
+
 int plan_weigh(struct plan_build *build, struct numoe_error *error)
 {
     static const char *const notes[] = {
@@ -116,13 +134,14 @@ int plan_weigh(struct plan_build *build, struct numoe_error *error)
     const struct numoe_plan *plan = build->plan;
     uint64_t *weight = calloc(plan->node_count, sizeof *weight), cores = 0, parts = 0;
     enum bandwidth_source source;
-    bool known;
+    bool known, by_kind;
 
     if (!weight)
         return numoe_error_set(error, -ENOMEM, plan->source, "out of memory");
     build->weight = weight;
     source = choose_source(build, weight);
     known = source != NOT_KNOWN;
+    by_kind = !known && mixes_kinds(build);
     if (source == MEASURED_TOGETHER || source == MEASURED_ALONE)
         even_out(weight, plan->node_count);
     for (uint32_t i = 0; i < plan->node_count; i++)
@@ -148,15 +167,19 @@ int plan_weigh(struct plan_build *build, struct numoe_error *error)
             weight[i] <<= 16;
         else
             weight[i] = known ? (weight[i] << 16) / sharing : DOMAIN_UNITS / sharing;
+        if (by_kind)
+            weight[i] *= likely_speed(machine->nodes[plan->nodes[i].node].kind);
         parts += weight[i];
     }
-    if (!known && cores)
+    if (!known && !by_kind && cores)
         for (uint32_t i = 0; i < plan->node_count; i++)
             weight[i] = weight[i] * cores + build->core_units[i] * parts;
     if (plan->node_count > 1)
         plan_note(build, "%s%s",
                   source != GIVEN && any_given(build) ? "bandwidth is given of some nodes only; "
                                                       : "",
-                  notes[source]);
+                  by_kind ? "bandwidth is not known: shares follow memory domains, HBM taken for "
+                            "three times as fast as DRAM and slow memory for a quarter"
+                          : notes[source]);
     return 0;
 }

@@ -635,6 +635,31 @@ Test(plan_nodes, hbm_is_used_only_when_named)
     numoe_machine_free(machine);
 }
 
+/* Where bandwidth is not known, HBM beside DRAM has more than its part by number. */
+Test(plan_weights, hbm_beside_dram_has_three_times_the_share)
+{
+    static const uint32_t both[] = {0, 1, 2, 3};
+    struct numoe_machine *machine =
+        machine_of("pack:1 group:2 [numa(memory=64GB)] [numa(memory=64GB)] core:12 pu:2");
+    struct numoe_plan_request request = NUMOE_PLAN_REQUEST_INIT;
+    struct numoe_plan *plan;
+
+    for (uint32_t n = 0; n < 4; n++)
+        machine->nodes[n].kind = n % 2 ? NUMOE_NODE_HBM : NUMOE_NODE_DRAM;
+    request.nodes = both;
+    request.node_count = 4;
+    request.form = NUMOE_FORM_EVERY_NODE;
+    request.shape = (struct numoe_expert_shape){10, 64, 64, 208896, 4096, 6, 0};
+    plan = plan_of(machine, &request);
+    check_plan(machine, plan);
+    cr_expect(has_note(plan->notes, plan->note_count, "HBM taken for three times"));
+    for (uint32_t n = 0; n < 4; n++)
+        cr_expect_eq(plan->nodes[n].slice_count, n % 2 ? 10u * 64 * 24 : 10u * 64 * 8, "node %u: %llu",
+                     n, (unsigned long long)plan->nodes[n].slice_count);
+    numoe_plan_free(plan);
+    numoe_machine_free(machine);
+}
+
 Test(plan_nodes, holes_are_named_by_os_index)
 {
     struct numoe_machine *machine =
