@@ -214,8 +214,8 @@ struct numoe_plan_request {
     const uint32_t *cpus; /**< OS indices of PUs to pin workers to, or NULL */
     uint32_t cpu_count;
     bool smt;                      /**< also use second hardware threads of a core */
-    uint64_t keep_free_bytes;      /**< a node; 0: 2 % of it, 32 MiB at least and 256 at most.
-                                        32 MiB at least also on the machine at hand */
+    uint64_t keep_free_bytes;      /**< a node; 0: 2 % of it, 48 MiB at least and 256 at most.
+                                        48 MiB at least also on the machine at hand */
     uint32_t lanes_per_worker;     /**< 0: default */
     const uint32_t *reserved_cpus; /**< OS indices of PUs whose cores get no worker: left to the
                                         engine's own threads. NULL: none */

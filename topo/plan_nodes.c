@@ -7,6 +7,8 @@
 #include <stdlib.h>
 
 static const uint64_t most_kept_free = (uint64_t)256 << 20;
+/* Populating stops at the margin; stacks, tables and buffers of loading come before it. */
+static const uint64_t least_kept_free = MEMORY_MARGIN + ((uint64_t)16 << 20);
 
 uint32_t plan_find_pu(const struct numoe_machine *machine, uint32_t os_index)
 {
@@ -116,9 +118,9 @@ uint64_t plan_kept_free(const struct numoe_machine *machine, uint64_t asked,
 
     if (asked)
         kept = asked;
-    /* Populating stops there, whatever was asked for. */
-    if ((machine->live || !asked) && kept < MEMORY_MARGIN)
-        kept = MEMORY_MARGIN;
+    /* On the machine at hand whatever was asked for. */
+    if ((machine->live || !asked) && kept < least_kept_free)
+        kept = least_kept_free;
     return kept;
 }
 
@@ -128,7 +130,7 @@ uint64_t plan_granted(const struct numoe_machine *machine)
 
     if (left == UINT64_MAX || !machine->live)
         return left;
-    return left > MEMORY_MARGIN ? left - MEMORY_MARGIN : 0;
+    return left > least_kept_free ? left - least_kept_free : 0;
 }
 
 uint64_t plan_node_memory(const struct numoe_machine *machine, uint32_t node)
@@ -192,9 +194,9 @@ static void note_kept_free(struct plan_build *build)
         plan_note(build, "nothing kept free of any node, as asked");
     else if (least == most)
         plan_note(build, "%s of each node kept free%s", topo_bytes(text[0], most),
-                  asked ? "" : " (2 %, 32 to 256 MiB)");
+                  asked ? "" : " (2 %, 48 to 256 MiB)");
     else
-        plan_note(build, "%s to %s of each node kept free (2 %%, 32 to 256 MiB)",
+        plan_note(build, "%s to %s of each node kept free (2 %%, 48 to 256 MiB)",
                   topo_bytes(text[0], least), topo_bytes(text[1], most));
 }
 

@@ -287,7 +287,7 @@ Test(plan_fit, what_is_kept_free_is_said, .timeout = 30)
     static const struct {
         uint64_t keep;
         const char *words;
-    } cases[] = {{0, "81.92 MiB to 256.00 MiB of each node kept free (2 %, 32 to 256 MiB)"},
+    } cases[] = {{0, "81.92 MiB to 256.00 MiB of each node kept free (2 %, 48 to 256 MiB)"},
                  {1, "nothing kept free of any node"},
                  {(uint64_t)1 << 30, "1.00 GiB of each node kept free"}};
 
@@ -303,7 +303,8 @@ Test(plan_fit, what_is_kept_free_is_said, .timeout = 30)
     numoe_machine_free(machine);
 }
 
-/* Populating keeps 32 MiB of a node and of the cgroup's limit: what fits is planned by that. */
+/* Populating keeps 32 MiB of a node and of the cgroup's limit, and loading needs some more: what
+ * fits is planned by that. */
 Test(plan_fit, what_populating_keeps_is_not_promised, .timeout = 30)
 {
     struct numoe_machine *machine = machine_of("[numa(memory=256MiB)] core:4 pu:1");
@@ -315,7 +316,7 @@ Test(plan_fit, what_populating_keeps_is_not_promised, .timeout = 30)
     request.shape.slice_bytes /= 64; /* 64 MiB in all */
     for (request.keep_free_bytes = 0; request.keep_free_bytes < 2; request.keep_free_bytes++) {
         machine->live = true;
-        machine->nodes[0].free_bytes = 96ull << 20;
+        machine->nodes[0].free_bytes = 112ull << 20;
         machine->cgroup_bytes = UINT64_MAX;
         plan = plan_of(machine, &request);
         cr_expect_eq(plan->nodes[0].available_bytes, 64ull << 20);
@@ -323,7 +324,7 @@ Test(plan_fit, what_populating_keeps_is_not_promised, .timeout = 30)
         machine->nodes[0].free_bytes--;
         cr_expect_eq(plan_error(machine, &request, &error), -ENOSPC);
         machine->nodes[0].free_bytes = 200ull << 20;
-        machine->cgroup_bytes = 96ull << 20;
+        machine->cgroup_bytes = 112ull << 20;
         numoe_plan_free(plan_of(machine, &request));
         machine->cgroup_bytes--;
         cr_expect_eq(plan_error(machine, &request, &error), -ENOSPC);
@@ -654,8 +655,8 @@ Test(plan_weights, hbm_beside_dram_has_three_times_the_share)
     check_plan(machine, plan);
     cr_expect(has_note(plan->notes, plan->note_count, "HBM taken for three times"));
     for (uint32_t n = 0; n < 4; n++)
-        cr_expect_eq(plan->nodes[n].slice_count, n % 2 ? 10u * 64 * 24 : 10u * 64 * 8, "node %u: %llu",
-                     n, (unsigned long long)plan->nodes[n].slice_count);
+        cr_expect_eq(plan->nodes[n].slice_count, n % 2 ? 10u * 64 * 24 : 10u * 64 * 8,
+                     "node %u: %llu", n, (unsigned long long)plan->nodes[n].slice_count);
     numoe_plan_free(plan);
     numoe_machine_free(machine);
 }

@@ -228,8 +228,8 @@ static void room_of(const struct numoe_machine *machine, const struct numoe_plan
         }
         if (!keep)
             keep = node->capacity_bytes / 50 < 256 << 20 ? node->capacity_bytes / 50 : 256 << 20;
-        if (!request->keep_free_bytes && keep < 32 << 20)
-            keep = 32 << 20;
+        if (!request->keep_free_bytes && keep < 48 << 20)
+            keep = 48 << 20;
         if (!used || node->capacity_bytes < keep)
             continue;
         *bytes += node->capacity_bytes - keep;
