@@ -14,8 +14,9 @@
  *   many tokens   an expert with more tokens than the few-token form pays for: a lane for each
  *                 block of its tokens, and for each range of slices where one block would be more
  *                 than a lane's share of the work; one that is most of the work is cut so that
- * workers end together few tokens    the others, in expert order, as one sequence of slices cut
- * into lanes of equal cost, wherever the cut falls; so one token's six experts fill any number of
+ *                 the workers end together
+ *   few tokens    the others, in expert order, as one sequence of slices cut into lanes of equal
+ *                 cost, wherever the cut falls; so one token's six experts fill any number of
  *                 workers evenly, and its rows are as many as lanes, not experts x lanes
  *
  * With numoe_options.batch_invariant lanes are laid out by schedule_fixed.c instead.
