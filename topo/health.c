@@ -1,6 +1,7 @@
 /* What of a system's settings and limits costs speed. SPDX-License-Identifier: Apache-2.0 */
 #include "health.h"
 
+#include "memory_node.h"
 #include "topo_build.h"
 #include "topo_print.h"
 #include "topo_system.h"
@@ -9,7 +10,6 @@
 #include <errno.h>
 #include <limits.h>
 #include <math.h>
-#include <numaif.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -132,25 +132,24 @@ static void read_locked(const char *root, struct health_values *values)
 /* Bind a page of address space, which never gets memory, to a node that may be used. */
 static int try_policy(const struct numoe_machine *machine)
 {
-    enum { LONG_BITS = 8 * sizeof(unsigned long), BYTES = 4096 };
-    unsigned long mask[TOPO_MAX_NODES / LONG_BITS] = {0};
+    enum { BYTES = 4096 };
+    struct numoe_memory memory = {.policy = NUMOE_MEMORY_BIND};
     uint32_t node = 0;
     void *page;
-    int failed;
+    int rc;
 
     while (node < machine->node_count &&
            (!machine->nodes[node].allowed || !machine->nodes[node].capacity_bytes))
         node++;
     if (node == machine->node_count || machine->nodes[node].os_index >= TOPO_MAX_NODES)
         return 0;
-    mask[machine->nodes[node].os_index / LONG_BITS] |= 1ul
-                                                       << machine->nodes[node].os_index % LONG_BITS;
+    memory.os_node = machine->nodes[node].os_index;
     page = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (page == MAP_FAILED)
         return 0;
-    failed = mbind(page, BYTES, MPOL_BIND, mask, TOPO_MAX_NODES + 1, 0) ? errno : 0;
+    rc = memory_bind(&memory, page, BYTES);
     munmap(page, BYTES);
-    return failed;
+    return -rc;
 }
 
 static void read_huge(const struct numoe_machine *machine, const char *root,

@@ -38,13 +38,14 @@ static bool plain(const char *name, size_t length)
 
 static void write_part(const char *name, size_t length, const char *text, size_t bytes)
 {
+    const char *root = fuzz_path("root");
     char path[512];
     struct stat info;
 
     if (!plain(name, length))
         return;
-    snprintf(path, sizeof path, "%s/%.*s", fuzz_path("root"), (int)length, name);
-    for (char *slash = strstr(path, "/root/") + 6; (slash = strchr(slash, '/')); slash++) {
+    snprintf(path, sizeof path, "%s/%.*s", root, (int)length, name);
+    for (char *slash = path + strlen(root) + 1; (slash = strchr(slash, '/')); slash++) {
         *slash = 0;
         if (mkdir(path, 0777) && errno != EEXIST)
             return;
