@@ -356,34 +356,32 @@ static double place_header(struct draw_layout *layout, double w)
     return margin - 8 + y;
 }
 
-static double place_speeds(struct draw_layout *layout, double y, double w)
+/* A box of lines of text. @return its height; 0: there are none */
+static double place_lines(struct draw_layout *layout, enum draw_box_kind kind,
+                          enum draw_box_kind line, uint32_t count, double pad, double y, double w)
 {
-    double at = y + 7;
+    const double height = 2 * pad + count * note_line;
     uint32_t box;
 
+    if (!count)
+        return 0;
+    box = add(layout, 0, kind, NUMOE_NONE, margin, y, w, height);
+    for (uint32_t i = 0; i < count; i++)
+        add(layout, box, line, i, margin + 12, y + pad + i * note_line, w - 24, note_line);
+    return height;
+}
+
+static double place_speeds(struct draw_layout *layout, double y, double w)
+{
     if (!layout->speed_count)
         return 0;
-    box = add(layout, 0, DRAW_SPEEDS, NUMOE_NONE, margin, y, w, 0);
-    for (uint32_t i = 0; i < layout->speed_count + 2; i++)
-        add(layout, box, DRAW_SPEED, i, margin + 12, at + i * note_line, w - 24, note_line);
-    at += (layout->speed_count + 2) * note_line + 7;
-    set_height(layout, box, at - y);
-    return at - y + package_gap;
+    return place_lines(layout, DRAW_SPEEDS, DRAW_SPEED, layout->speed_count + 2, 7, y, w) +
+           package_gap;
 }
 
 static double place_notes(struct draw_layout *layout, double y, double w)
 {
-    double at = y + 8;
-    uint32_t box;
-
-    if (!layout->line_count)
-        return 0;
-    box = add(layout, 0, DRAW_NOTES, NUMOE_NONE, margin, y, w, 0);
-    for (uint32_t i = 0; i < layout->line_count; i++)
-        add(layout, box, DRAW_NOTE_LINE, i, margin + 12, at + i * note_line, w - 24, note_line);
-    at += layout->line_count * note_line + 8;
-    set_height(layout, box, at - y);
-    return at - y;
+    return place_lines(layout, DRAW_NOTES, DRAW_NOTE_LINE, layout->line_count, 8, y, w);
 }
 
 static int note_lines(struct draw_layout *layout, double width)
