@@ -15,9 +15,10 @@
  *                 block of its tokens, and for each range of slices where one block would be more
  *                 than a lane's share of the work; one that is most of the work is cut so that
  *                 the workers end together
- *   few tokens    the others, in expert order, as one sequence of slices cut into lanes of equal
- *                 cost, wherever the cut falls; so one token's six experts fill any number of
- *                 workers evenly, and its rows are as many as lanes, not experts x lanes
+ *   few tokens    the others, in expert order, as one sequence of slices cut into rounds of one
+ *                 lane a worker, of equal cost within a round and less in the last ones, wherever
+ *                 the cut falls; so one token's six experts fill any number of workers evenly, and
+ *                 its rows are as many as lanes, not experts x lanes
  *
  * With numoe_options.batch_invariant lanes are laid out by schedule_fixed.c instead.
  *
@@ -363,10 +364,51 @@ static int lay_many(struct build *b, const struct group *group, uint64_t total)
     return 0;
 }
 
-/* Cost before cut `cut` of `lanes` equal parts of total; exact without overflow. */
-static uint64_t cost_before(uint64_t total, uint64_t lanes, uint64_t cut)
+/* Weights of the last rounds of lanes, from the back; of all before them, that of the last. */
+static const uint64_t round_weight[] = {1, 3, 9, 27};
+enum { ROUND_WEIGHTS = sizeof round_weight / sizeof *round_weight };
+
+/*
+ * Where lanes are cut, by cost. When every worker gets several lanes, in rounds, those of the last
+ * rounds are ever smaller: who is done early takes small ones from others, and nobody is waited
+ * for longer than the smallest takes.
+ */
+struct cuts {
+    uint64_t round, rounds; /* lanes of a round; how many rounds */
+    uint64_t total, all;    /* cost and weight of all lanes */
+    uint64_t cut, before;   /* cuts made, and the weight before the last of them */
+};
+
+static uint64_t weight_of(const struct cuts *c, uint64_t cut)
 {
-    return total / lanes * cut + total % lanes * cut / lanes;
+    const uint64_t left = c->rounds - 1 - cut / c->round;
+
+    return round_weight[left < ROUND_WEIGHTS ? left : ROUND_WEIGHTS - 1];
+}
+
+static struct cuts cuts_of(const struct group *group, uint64_t total, uint64_t lanes)
+{
+    struct cuts c = {.round = lanes > group->worker_count ? group->worker_count : lanes,
+                     .total = total};
+
+    c.rounds = lanes / c.round;
+    for (uint64_t i = 0; i < c.rounds; i++)
+        c.all += weight_of(&c, i * c.round) * c.round;
+    return c;
+}
+
+/* The cost before the next cut that is ahead; several are passed at once when slices are coarse.
+ * UINT64_MAX: all that is left belongs to one lane. Exact without overflow. */
+static uint64_t next_cut(struct cuts *c, uint64_t done)
+{
+    const uint64_t last = c->round * c->rounds - 1;
+    uint64_t cost = 0;
+
+    while (c->cut < last && cost <= done) {
+        c->before += weight_of(c, c->cut++);
+        cost = c->total / c->all * c->before + c->total % c->all * c->before / c->all;
+    }
+    return cost <= done ? UINT64_MAX : cost;
 }
 
 uint64_t schedule_few_lanes(const struct group *group, uint64_t slices)
@@ -381,7 +423,7 @@ uint64_t schedule_few_lanes(const struct group *group, uint64_t slices)
         lanes = least;
     if (lanes > (uint64_t)LANES_MOST * group->lanes)
         lanes = (uint64_t)LANES_MOST * group->lanes;
-    /* lanes cost the same: as many for every worker */
+    /* rounds of lanes, one for every worker in each */
     if (lanes > group->worker_count)
         lanes += group->worker_count - 1 - (lanes - 1) % group->worker_count;
     return lanes;
@@ -389,7 +431,8 @@ uint64_t schedule_few_lanes(const struct group *group, uint64_t slices)
 
 static int lay_few(struct build *b, const struct group *group)
 {
-    uint64_t total = 0, slices = 0, lanes, done = 0, given = 0, cut = 0;
+    uint64_t total = 0, slices = 0, done = 0, given = 0, end = 0;
+    struct cuts cuts;
     bool open = false;
     int rc = 0;
 
@@ -399,24 +442,20 @@ static int lay_few(struct build *b, const struct group *group)
     }
     if (slices == 0)
         return 0;
-    lanes = schedule_few_lanes(group, slices);
+    cuts = cuts_of(group, total, schedule_few_lanes(group, slices));
     for (uint32_t h = b->many_count; h < b->hit_count; h++) {
         const uint64_t cost = slice_cost(b->hits[h].tokens);
         for (uint64_t at = 0; at < b->slice_count[h];) {
             const uint64_t left = b->slice_count[h] - at;
             uint64_t take;
             if (!open) {
-                /* the next cut that is ahead; several pass at once when slices are coarse */
-                do
-                    cut++;
-                while (cost_before(total, lanes, cut) <= done && cut < lanes);
+                end = next_cut(&cuts, done);
                 rc = schedule_push_lane(b);
                 if (rc)
                     return rc;
                 open = true;
                 given = done;
             }
-            const uint64_t end = cut >= lanes ? UINT64_MAX : cost_before(total, lanes, cut);
             /* to the nearest slice, at least one */
             take = end == UINT64_MAX ? left : (end - done + cost / 2) / cost;
             if (take == 0)
