@@ -45,10 +45,11 @@ enum numoe_bench_routing {
     NUMOE_ROUTING_UNIFORM,
     NUMOE_ROUTING_ZIPF,     /* the popularity of the n-th expert is 1 / n; always the same ones */
     NUMOE_ROUTING_SHIFTING, /* the same, of others in each repetition */
+    NUMOE_ROUTING_SAME,     /* all tokens the same experts, as many as one token has */
     NUMOE_ROUTING_ONE       /* all tokens one and the same expert, and no other */
 };
 
-/* "uniform", "zipf", "shifting", "one"; by_name: -1 for any other. */
+/* "uniform", "zipf", "shifting", "same", "one"; by_name: -1 for any other. */
 const char *numoe_bench_routing_name(enum numoe_bench_routing routing);
 int numoe_bench_routing_by_name(const char *name);
 

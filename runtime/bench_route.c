@@ -1,4 +1,5 @@
-/* Random routing: uniform, by Zipf's law, or all to one. SPDX-License-Identifier: Apache-2.0 */
+/* Random routing: uniform, by Zipf's law, or all tokens alike. SPDX-License-Identifier: Apache-2.0
+ */
 #include "bench.h"
 
 #include <errno.h>
@@ -6,9 +7,8 @@
 #include <string.h>
 
 static const char *const names[] = {
-    [NUMOE_ROUTING_UNIFORM] = "uniform",
-    [NUMOE_ROUTING_ZIPF] = "zipf",
-    [NUMOE_ROUTING_SHIFTING] = "shifting",
+    [NUMOE_ROUTING_UNIFORM] = "uniform",   [NUMOE_ROUTING_ZIPF] = "zipf",
+    [NUMOE_ROUTING_SHIFTING] = "shifting", [NUMOE_ROUTING_SAME] = "same",
     [NUMOE_ROUTING_ONE] = "one",
 };
 
@@ -55,7 +55,7 @@ struct numoe_bench_router *numoe_bench_router_create(enum numoe_bench_routing ro
         return NULL;
     router->routing = routing;
     router->experts = experts;
-    if (routing == NUMOE_ROUTING_UNIFORM || routing == NUMOE_ROUTING_ONE)
+    if (routing != NUMOE_ROUTING_ZIPF && routing != NUMOE_ROUTING_SHIFTING)
         return router;
     router->before = malloc((experts + 1) * sizeof *router->before);
     router->expert = malloc(experts * sizeof *router->expert);
@@ -106,11 +106,11 @@ static int32_t draw(const struct numoe_bench_router *router, struct numoe_bench_
 void numoe_bench_router_route(struct numoe_bench_router *router, struct numoe_bench_random *random,
                               uint64_t tokens, uint64_t top_k, int32_t *ids, float *weights)
 {
-    numoe_bench_route(random, tokens, numoe_bench_router_top_k(router, top_k), router->experts, ids,
-                      weights);
-    if (router->routing == NUMOE_ROUTING_ONE)
+    top_k = numoe_bench_router_top_k(router, top_k);
+    numoe_bench_route(random, tokens, top_k, router->experts, ids, weights);
+    if (router->routing == NUMOE_ROUTING_SAME || router->routing == NUMOE_ROUTING_ONE)
         for (uint64_t t = 1; t < tokens; t++)
-            ids[t] = ids[0];
+            memcpy(ids + t * top_k, ids, top_k * sizeof *ids);
     if (!router->expert)
         return;
     if (router->routing == NUMOE_ROUTING_SHIFTING)

@@ -118,7 +118,8 @@ static const struct option_text option_texts[] = {
     [CLI_RESIDENT] = {"resident", NULL, "with --gpu: weights stay in device memory (default)"},
     [CLI_ROUTING] = {"routing", "KIND",
                      "how tokens choose experts: uniform, zipf (the n-th is chosen 1/n as often),\n"
-                     "shifting (zipf, of others in each repetition) or one (all of them one)\n"
+                     "shifting (zipf, of others in each repetition), same (all the same\n"
+                     "experts) or one (all of them one and no other)\n"
                      "(default: uniform)"},
     [CLI_SAVE] = {"save", "FILE",
                   "also write all that is known of the machine to a file, for\n"
@@ -523,7 +524,7 @@ static int set_option(enum cli_option option, const char *text, struct cli_value
 
         if (routing < 0)
             return numoe_error_set(error, -EINVAL, NULL,
-                                   "\"%s\" is none of uniform, zipf, shifting and one", text);
+                                   "\"%s\" is none of uniform, zipf, shifting, same and one", text);
         values->routing = (enum numoe_bench_routing)routing;
         return 0;
     }

@@ -13,8 +13,8 @@
  *
  *   many tokens   an expert with more tokens than the few-token form pays for: a lane for each
  *                 block of its tokens, and for each range of slices where one block would be more
- *                 than a lane's share of the work; one that is most of the work is cut so that
- *                 the workers end together
+ *                 than a lane's share of the work; when few experts are most of the work they
+ *                 are cut so that the workers end together
  *   few tokens    the others, in expert order, as one sequence of slices cut into rounds of one
  *                 lane a worker, of equal cost within a round and less in the last ones, wherever
  *                 the cut falls; so one token's six experts fill any number of workers evenly, and
@@ -274,59 +274,24 @@ static int push_runs(struct build *b, const struct group *group, uint32_t h, uin
     return rc;
 }
 
-/* What workers take for an expert that is most of the work, in lanes of so many slices and tokens:
- * a lane's own is its rows, as much as another slice takes; and who is held up is waited for, as
- * long as a quarter of a lane. */
-static uint64_t alone_cost(const struct group *group, uint64_t lanes, uint64_t slices,
-                           uint64_t tokens)
-{
-    const uint64_t turns = (lanes + group->worker_count - 1) / group->worker_count;
-
-    return (4 * turns + 1) * (slices + 1) * slice_cost(tokens);
-}
-
-static struct cut cut_alone(const struct group *group, uint64_t slices, uint32_t tokens,
-                            uint64_t ranges_most, uint32_t most)
-{
-    const uint32_t fewest = (tokens + most - 1) / most;
-    const uint64_t lanes_most = 4 * (uint64_t)group->worker_count;
-    const uint64_t blocks_most = fewest + lanes_most;
-    const uint64_t unit = (slices + ranges_most - 1) / ranges_most;
-    struct cut best = {fewest, 1};
-    uint64_t least = UINT64_MAX;
-
-    for (uint32_t blocks = fewest;
-         blocks == fewest ||
-         (blocks <= blocks_most && tokens / blocks >= SCHEDULE_BLOCK_TOKENS_LEAST / 2);
-         blocks++)
-        for (uint64_t ranges = 1;
-             ranges <= ranges_most && (ranges == 1 || blocks * ranges <= lanes_most); ranges++) {
-            const uint64_t cost =
-                alone_cost(group, blocks * ranges, (ranges_most + ranges - 1) / ranges * unit,
-                           (tokens + blocks - 1) / blocks);
-
-            if (cost < least) {
-                least = cost;
-                best = (struct cut){blocks, ranges};
-            }
-        }
-    return best;
-}
-
-struct cut schedule_cut(const struct build *b, const struct group *group, uint32_t h,
-                        uint64_t total, uint64_t ranges_most, uint64_t alone_most)
+struct numoe_plan_cut schedule_cut(const struct build *b, const struct group *group, uint32_t h,
+                                   uint64_t total, uint64_t ranges_most, uint64_t even_most)
 {
     const uint64_t slices = b->slice_count[h], share = total / group->lanes + 1;
     const uint32_t tokens = b->hits[h].tokens, most = b->s->model->kernels->many_tokens;
-    struct cut cut = {(tokens + most - 1) / most, 0};
+    const uint64_t own = slices * numoe_plan_slice_cost(tokens);
+    const uint64_t experts = total / own + (total % own > own / 2);
+    struct numoe_plan_cut cut = {(tokens + most - 1) / most, 0};
 
-    if (slices * slice_cost(tokens) > total / 2)
-        return cut_alone(group, slices, tokens, alone_most, most);
+    if (experts == 1 || experts < group->worker_count)
+        return numoe_plan_even_cut(group->worker_count, experts, slices, tokens, even_most, most);
     /* by the largest block: one that is too large by a token would be cut in ranges */
-    while (slices * slice_cost((tokens + cut.blocks - 1) / cut.blocks) > share &&
-           tokens / (cut.blocks + 1) >= SCHEDULE_BLOCK_TOKENS_LEAST)
+    while (slices * numoe_plan_slice_cost((tokens + cut.blocks - 1) / cut.blocks) > share &&
+           tokens / (cut.blocks + 1) >= NUMOE_PLAN_BLOCK_TOKENS_LEAST)
         cut.blocks++;
-    cut.ranges = (slices * slice_cost((tokens + cut.blocks - 1) / cut.blocks) + share - 1) / share;
+    cut.ranges =
+        (slices * numoe_plan_slice_cost((tokens + cut.blocks - 1) / cut.blocks) + share - 1) /
+        share;
     if (cut.ranges > ranges_most)
         cut.ranges = ranges_most;
     if (cut.ranges == 0)
@@ -339,14 +304,14 @@ static int lay_many(struct build *b, const struct group *group, uint64_t total)
     for (uint32_t h = 0; h < b->many_count; h++) {
         const uint64_t slices = b->slice_count[h];
         const uint32_t tokens = b->hits[h].tokens;
-        struct cut cut;
+        struct numoe_plan_cut cut;
 
         if (slices == 0)
             continue;
         cut = schedule_cut(b, group, h, total, slices / RANGE_SLICES_LEAST, slices);
         for (uint32_t i = 0, token = 0; i < cut.blocks; i++) {
             const uint32_t count = (tokens - token + cut.blocks - i - 1) / (cut.blocks - i);
-            const uint64_t cost = slice_cost(count);
+            const uint64_t cost = numoe_plan_slice_cost(count);
             for (uint64_t r = 0, at = 0; r < cut.ranges; r++) {
                 const uint64_t take = (slices - at + cut.ranges - r - 1) / (cut.ranges - r);
                 int rc = schedule_push_lane(b);
@@ -364,8 +329,10 @@ static int lay_many(struct build *b, const struct group *group, uint64_t total)
     return 0;
 }
 
-/* Weights of the last rounds of lanes, from the back; of all before them, that of the last. */
-static const uint64_t round_weight[] = {1, 3, 9, 27};
+/* Weights of the last rounds of lanes, from the back; of all before them, that of the last. With up
+ * to six rounds each is half of what is left: a worker may be half as quick as another, and what it
+ * began last is still over in time. */
+static const uint64_t round_weight[] = {1, 1, 2, 4, 8, 16};
 enum { ROUND_WEIGHTS = sizeof round_weight / sizeof *round_weight };
 
 /*
@@ -438,13 +405,13 @@ static int lay_few(struct build *b, const struct group *group)
 
     for (uint32_t h = b->many_count; h < b->hit_count; h++) {
         slices += b->slice_count[h];
-        total += b->slice_count[h] * slice_cost(b->hits[h].tokens);
+        total += b->slice_count[h] * numoe_plan_slice_cost(b->hits[h].tokens);
     }
     if (slices == 0)
         return 0;
     cuts = cuts_of(group, total, schedule_few_lanes(group, slices));
     for (uint32_t h = b->many_count; h < b->hit_count; h++) {
-        const uint64_t cost = slice_cost(b->hits[h].tokens);
+        const uint64_t cost = numoe_plan_slice_cost(b->hits[h].tokens);
         for (uint64_t at = 0; at < b->slice_count[h];) {
             const uint64_t left = b->slice_count[h] - at;
             uint64_t take;
@@ -487,7 +454,7 @@ static int lay_group(struct build *b, const struct group *group, bool many)
         b->slice_count[h] = 0;
         for (uint32_t i = 0; i < group->node_count; i++)
             b->slice_count[h] += part_of(b, h, group->nodes[i])->count;
-        total += b->slice_count[h] * slice_cost(b->hits[h].tokens);
+        total += b->slice_count[h] * numoe_plan_slice_cost(b->hits[h].tokens);
     }
     return many ? lay_many(b, group, total) : lay_few(b, group);
 }

@@ -87,10 +87,7 @@ struct numoe_schedule {
 /* Up to so many tokens each worker quantises for itself instead of meeting at a barrier. */
 enum { SCHEDULE_OWN_TOKENS = 4, SCHEDULE_DEFERRED_TOKENS = 64 };
 
-enum {
-    SCHEDULE_LANE_SLICES = 32,       /* few tokens: what a lane aims at */
-    SCHEDULE_BLOCK_TOKENS_LEAST = 16 /* many tokens: smaller blocks decode too often */
-};
+enum { SCHEDULE_LANE_SLICES = 32 }; /* few tokens: what a lane aims at */
 
 /* Check a batch's pointers, sizes and (strict) ids. Returns 0 or -EINVAL with error filled. */
 int numoe_schedule_check(const struct numoe_model *model, uint64_t layer,

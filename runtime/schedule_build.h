@@ -48,14 +48,6 @@ struct group {
 /* In a row's token, beside the number: the row ends a part. */
 #define ROW_ENDS ((uint32_t)1 << 31)
 
-/* Cost of one slice for m tokens, in 1/16 of a token's arithmetic on it: reading it takes as long
- * as four and a half tokens, decoding it as one and a half. Only balance depends on it. */
-static inline uint64_t slice_cost(uint64_t tokens)
-{
-    const uint64_t compute = 24 + 16 * tokens;
-    return compute < 72 ? 72 : compute;
-}
-
 static inline const struct part *part_of(const struct build *b, uint32_t h, uint32_t n)
 {
     return &b->parts[(size_t)h * b->s->model->plan->node_count + n];
@@ -67,17 +59,12 @@ struct group schedule_group(const struct model_groups *groups, const struct numo
 /* Lanes for so many slices of experts with few tokens. */
 uint64_t schedule_few_lanes(const struct group *group, uint64_t slices);
 
-/* How an expert with many tokens is cut: blocks of tokens, and each in ranges of slices. */
-struct cut {
-    uint32_t blocks;
-    uint64_t ranges;
-};
-
 /* So that a block is no more than a lane's share of the group's total cost while it has tokens
- * enough, and then a range, of which there are ranges_most at most. An expert that is most of the
- * total: so that the group's workers end together, with alone_most ranges at most. */
-struct cut schedule_cut(const struct build *b, const struct group *group, uint32_t h,
-                        uint64_t total, uint64_t ranges_most, uint64_t alone_most);
+ * enough, and then a range, of which there are ranges_most at most. An expert of which fewer than
+ * there are workers would be the total: so that these end together, with even_most ranges at
+ * most. */
+struct numoe_plan_cut schedule_cut(const struct build *b, const struct group *group, uint32_t h,
+                                   uint64_t total, uint64_t ranges_most, uint64_t even_most);
 
 /* All of these return 0, -ENOMEM or -EOVERFLOW. A lane, with a set of rows of its own. */
 int schedule_push_lane(struct build *b);

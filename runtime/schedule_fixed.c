@@ -115,7 +115,7 @@ static int lay_few(struct build *b, uint32_t g, uint32_t h, struct walk walk, ui
             all += slices;
         }
         if (!rc)
-            rc = end_lane(b, g, all * slice_cost(tokens));
+            rc = end_lane(b, g, all * numoe_plan_slice_cost(tokens));
         if (rc)
             return rc;
     }
@@ -140,14 +140,14 @@ static int lay_range(struct build *b, uint32_t g, uint32_t h, struct walk *walk,
         rc = push_unit(b, h, walk, token, tokens, &slices);
         total += slices;
     }
-    return rc ? rc : end_lane(b, g, total * slice_cost(tokens));
+    return rc ? rc : end_lane(b, g, total * numoe_plan_slice_cost(tokens));
 }
 
 static int lay_many(struct build *b, uint32_t g, uint32_t h, struct walk begin, uint64_t units,
                     uint64_t total)
 {
     const uint32_t tokens = b->hits[h].tokens;
-    const struct cut cut = schedule_cut(b, begin.group, h, total, units, units);
+    const struct numoe_plan_cut cut = schedule_cut(b, begin.group, h, total, units, units);
 
     for (uint32_t i = 0, token = 0; i < cut.blocks; i++) {
         const uint32_t count = (tokens - token + cut.blocks - i - 1) / (cut.blocks - i);
@@ -172,7 +172,7 @@ static int lay_group(struct build *b, uint32_t g, const struct group *group)
         b->slice_count[h] = 0;
         for (uint32_t i = 0; i < group->node_count; i++)
             b->slice_count[h] += part_of(b, h, group->nodes[i])->count;
-        total += b->slice_count[h] * slice_cost(b->hits[h].tokens);
+        total += b->slice_count[h] * numoe_plan_slice_cost(b->hits[h].tokens);
         few += b->hits[h].many ? 0 : b->slice_count[h];
     }
     lanes = schedule_few_lanes(group, few);

@@ -105,7 +105,7 @@ static void bound_fixed(const struct numoe_model *model, uint64_t few_pairs, uin
     rows = most->pairs * groups + few_pairs * units + 36 * lanes * of_group +
            least_of(most->tokens, workers * 2 * model->kernels->many_tokens) * units;
     most->rows = least_of(rows, most->pairs * units);
-    most->lanes = (most->pairs / SCHEDULE_BLOCK_TOKENS_LEAST + most->hits) * units;
+    most->lanes = (most->pairs / NUMOE_PLAN_BLOCK_TOKENS_LEAST + most->hits) * units;
     most->runs = most->lanes;
     most->entries = most->pairs * units;
 }
@@ -113,15 +113,16 @@ static void bound_fixed(const struct numoe_model *model, uint64_t few_pairs, uin
 /*
  * Bounds of schedule.c's layout. With few tokens a group is cut into lanes of LANE_SLICES, or into
  * its plan's lanes when that is more; m tokens of an expert that spans x lanes' worth of slices
- * write at most m (x + 3) rows. With many tokens a block has SCHEDULE_BLOCK_TOKENS_LEAST tokens or
- * more and a row for each, unless it is a range of slices: then it has less than twice as many
- * tokens, and ranges are a tenth more than the plan's lanes at most, but for one a block; an expert
- * that is most of the work has at most four ranges a worker.
+ * write at most m (x + 3) rows. With many tokens a block has NUMOE_PLAN_BLOCK_TOKENS_LEAST tokens
+ * or more and a row for each, unless it is a range of slices: then it has less than twice as many
+ * tokens, and ranges are a tenth more than the plan's lanes at most, but for one a block; when few
+ * experts are most of the work they have four lanes a worker, and by rounding at most half as many
+ * more, beside one for each block of the most tokens.
  */
 static void bound(const struct numoe_model *model, uint64_t tokens, uint64_t top_k,
                   struct most *most)
 {
-    enum { LEAST = SCHEDULE_BLOCK_TOKENS_LEAST, SLICES = SCHEDULE_LANE_SLICES };
+    enum { LEAST = NUMOE_PLAN_BLOCK_TOKENS_LEAST, SLICES = SCHEDULE_LANE_SLICES };
     const struct numoe_expert_shape held = numoe_plan_held(model->plan);
     const uint64_t nodes = model->plan->node_count;
     const struct model_groups *domains = &model->groups[NUMOE_REACH_DOMAIN];
@@ -149,10 +150,10 @@ static void bound(const struct numoe_model *model, uint64_t tokens, uint64_t top
     few_pairs = extreme ? most->pairs : least_of(most->pairs, few * most->hits);
     few_rows = few * few_lanes + 3 * few_pairs * model->reach[NUMOE_REACH_DOMAIN].rows;
     few_runs = few_lanes + most->hits * nodes;
-    many_lanes = groups * (most->pairs / LEAST + most->hits) + 2 * lanes;
+    many_lanes = groups * (most->pairs / LEAST + most->hits) + 2 * lanes + 6 * workers;
     most->lanes = few_lanes + many_lanes;
-    split = 36 * lanes +
-            least_of(4 * workers * model->kernels->many_tokens, most->tokens * held.slices);
+    split =
+        36 * lanes + least_of(6 * workers * model->kernels->many_tokens, most->pairs * held.slices);
     most->rows = wide + split + few_rows;
     most->runs = few_runs + many_lanes * nodes;
     most->entries = few * few_runs + (most->pairs + split) * nodes;

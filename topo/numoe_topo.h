@@ -426,6 +426,33 @@ enum numoe_reach numoe_plan_best_reach(const struct numoe_plan *plan,
                                        const struct numoe_plan_reach reach[NUMOE_REACHES],
                                        uint64_t pairs, uint64_t experts, uint64_t reads);
 
+/** How an expert with many tokens is cut: blocks of tokens, and each in ranges of slices. */
+struct numoe_plan_cut {
+    uint32_t blocks;
+    uint64_t ranges;
+};
+
+enum { NUMOE_PLAN_BLOCK_TOKENS_LEAST = 16 }; /**< smaller blocks decode weights too often */
+
+/** Cost of one slice for so many tokens, in 1/16 of a token's arithmetic on it: reading it takes as
+ *  long as four and a half tokens, decoding it as one and a half. */
+static inline uint64_t numoe_plan_slice_cost(uint64_t tokens)
+{
+    const uint64_t compute = 24 + 16 * tokens;
+
+    return compute < 72 ? 72 : compute;
+}
+
+/**
+ * The cut by which workers end together when so many experts, each with so many tokens, are all of
+ * the work.
+ * @param ranges_most  at most so many ranges of a block, >= 1
+ * @param tokens_most  at most so many tokens of a block, >= 1
+ */
+struct numoe_plan_cut numoe_plan_even_cut(uint32_t workers, uint64_t experts, uint64_t slices,
+                                          uint32_t tokens, uint64_t ranges_most,
+                                          uint32_t tokens_most);
+
 void numoe_plan_print(const struct numoe_plan *plan, FILE *out);
 /**
  * The whole plan as one JSON object (docs/plan.md), which numoe_plan_load reads back as an equal

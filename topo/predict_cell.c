@@ -177,17 +177,47 @@ static double few_rows_of_all(const struct box *box, double tokens, double hit, 
     return reach->groups * rows;
 }
 
+/* Ranges of slices, on average over tokens, when a group's experts are fewer than its workers: each
+ * has about `mean` tokens, by chance more or less. */
+static double even_ranges(const struct box *box, double workers, double experts, double slices,
+                          double mean)
+{
+    double all = mean * box->experts / box->top_k; /* tokens of the pass, about */
+    double spread = sqrt(mean * fmax(1 - mean / fmax(all, 1), 0));
+    double ranges = 0, sum = 0;
+
+    for (int i = -4; i <= 4; i++) {
+        double tokens = fmin(fmax(floor(mean + i * spread / 2 + 0.5), 1), pass_most);
+        double weight = exp(-i * i / 8.0) * tokens;
+        double like = experts * (double)numoe_plan_slice_cost((uint64_t)mean) /
+                      (double)numoe_plan_slice_cost((uint64_t)tokens);
+        uint64_t n = (uint64_t)fmax(floor(like + 0.5), 1);
+        struct numoe_plan_cut cut = {1, 1};
+
+        if (n == 1 || (double)n < workers)
+            cut = numoe_plan_even_cut((uint32_t)fmax(workers, 1), n, (uint64_t)slices,
+                                      (uint32_t)tokens, (uint64_t)slices, (uint32_t)many_tokens);
+        ranges += weight * (double)cut.ranges;
+        sum += weight;
+    }
+    return ranges / sum;
+}
+
 /* Rows of partial outputs that all lanes write in a pass of `tokens`. */
 static double rows_of(const struct box *box, double tokens, double hit, enum numoe_reach many)
 {
     double slices = box->intermediate / 32, pairs = tokens * box->top_k;
 
     if (pairs > few_tokens * hit) {
-        /* an expert is cut by tokens first, then by slices */
-        double rows = box->reach[many].rows, parts = box->lanes / (hit * rows);
+        double rows = box->reach[many].rows, groups = box->reach[many].groups;
+        double workers = box->workers / groups, experts = floor(hit * rows / groups + 0.5);
+        double own = fmax(ceil(slices / rows), 1);
+        double parts = box->lanes / (hit * rows), most = slices / rows / lane_slices_least;
         double blocks = fmax(floor(pairs / hit / block_tokens_least), 1);
-        double most = slices / rows / lane_slices_least;
 
+        if (experts >= 1 && (experts == 1 || experts < workers))
+            return pairs * rows * even_ranges(box, workers, experts, own, pairs / hit);
+        /* an expert is cut by tokens first, then by slices */
         return pairs * rows * clamp(parts / blocks, 1, most > 1 ? most : 1);
     }
     return few_rows_of_all(box, tokens, hit, slices, pairs / hit);

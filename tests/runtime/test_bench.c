@@ -332,6 +332,9 @@ Test(bench_routing, kinds_are_what_they_say)
     cr_expect_eq(most_of(count[1]), most, "always the same ones");
     count_ids(NUMOE_ROUTING_SHIFTING, count);
     cr_expect_neq(most_of(count[0]), most_of(count[1]));
+    count_ids(NUMOE_ROUTING_SAME, count);
+    for (unsigned e = 0; e < OF; e++)
+        cr_expect(count[0][e] == 0 || count[0][e] == ROUTED, "expert %u: %u", e, count[0][e]);
     count_ids(NUMOE_ROUTING_ONE, count);
     cr_expect_eq(count[0][most_of(count[0])], ROUTED);
     for (int r = NUMOE_ROUTING_UNIFORM; r <= NUMOE_ROUTING_ONE; r++)
