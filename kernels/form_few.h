@@ -215,19 +215,16 @@ INL void few_run(const int M, const struct numoe_ffn *f)
     const uint64_t apart = f->in_order ? 1 : per, step = f->in_order ? (uint64_t)S : 1;
     const uint8_t *base = f->slices;
     const uint8_t *slice[FEW_STREAMS_MAX];
-    bool add = f->add;
 
     for (uint64_t n = 0; n < per; n++) {
         UNROLL
         for (int s = 0; s < S; s++)
             slice[s] = base + ((uint64_t)s * apart + n * step) * f->shape->bytes;
-        few_slices(M, S, f, slice, add);
-        add = true;
+        few_slices(M, S, f, slice, f->add || n > 0);
     }
     for (uint64_t n = per * (uint64_t)S; S > 1 && n < f->slice_count; n++) {
         slice[0] = base + n * f->shape->bytes;
-        few_slices(M, 1, f, slice, add);
-        add = true;
+        few_slices(M, 1, f, slice, f->add || n > 0);
     }
 }
 

@@ -379,6 +379,25 @@ void numoe_model_destroy(struct numoe_model *model)
 
 /* ---- storing --------------------------------------------------------------------------------- */
 
+void numoe_model_parts(const struct numoe_model *model, uint64_t layer, uint64_t expert,
+                       struct model_part *parts)
+{
+    const uint64_t q = layer * model->desc.experts + expert;
+    uint64_t first = model->plan->range.first_slice;
+
+    for (uint32_t n = 0; n < model->plan->node_count; n++) {
+        const struct model_node *node = &model->nodes[n];
+        const uint64_t begin = node->start[q], count = node->start[q + 1] - begin;
+
+        parts[n] = (struct model_part){
+            .slices = count ? node->base + begin * model->shape.bytes : NULL,
+            .first = first,
+            .count = count,
+        };
+        first += count;
+    }
+}
+
 const void *numoe_model_run(const struct numoe_model *model, uint64_t layer, uint64_t expert,
                             uint32_t plan_node, uint64_t *first, uint64_t *count)
 {

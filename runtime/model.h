@@ -63,7 +63,18 @@ void numoe_model_mark(struct numoe_model *model, uint64_t layer, uint64_t expert
 void numoe_model_set_origin(struct numoe_model *model, const char *family,
                             uint64_t checkpoint_bytes, double seconds, const char *io_path);
 
-/* One packed expert as the executor sees it: run of plan node n. *count may be 0. */
+/* The slices [first, first + count) of one expert that a plan node has, in a row at `slices`; NULL
+ * if there are none. */
+struct model_part {
+    const uint8_t *slices;
+    uint64_t first, count;
+};
+
+/* What each plan node has of a packed expert. */
+void numoe_model_parts(const struct numoe_model *model, uint64_t layer, uint64_t expert,
+                       struct model_part *parts);
+
+/* The same of plan node n alone. *count may be 0. */
 const void *numoe_model_run(const struct numoe_model *model, uint64_t layer, uint64_t expert,
                             uint32_t plan_node, uint64_t *first, uint64_t *count);
 

@@ -172,7 +172,7 @@ int schedule_push_run(struct build *b, uint32_t h, uint32_t node, uint64_t first
 {
     struct numoe_schedule *s = b->s;
     const struct hit *hit = &b->hits[h];
-    const struct part *part = part_of(b, h, node);
+    const struct model_part *part = part_of(b, h, node);
     struct schedule_run *run;
     int rc = schedule_grow(s, MEMORY_RUNS, (s->run_count + 1) * sizeof *s->runs);
 
@@ -237,20 +237,53 @@ struct group schedule_group(const struct model_groups *groups, const struct numo
     return group;
 }
 
+/* Whether the group's i-th worker comes before its j-th: less loaded, or as much and first. */
+static bool comes_before(const struct build *b, const struct group *group, uint32_t i, uint32_t j)
+{
+    const uint64_t a = b->load[group->workers[i]], c = b->load[group->workers[j]];
+
+    return a != c ? a < c : i < j;
+}
+
+/* The heap's entry at `at` may belong further down. */
+static void sift(struct build *b, const struct group *group, uint32_t at)
+{
+    uint32_t *heap = b->heap;
+    const uint32_t moved = heap[at];
+
+    for (;;) {
+        uint32_t child = 2 * at + 1;
+
+        if (child + 1 < group->worker_count && comes_before(b, group, heap[child + 1], heap[child]))
+            child++;
+        if (child >= group->worker_count || !comes_before(b, group, heap[child], moved))
+            break;
+        heap[at] = heap[child];
+        at = child;
+    }
+    heap[at] = moved;
+}
+
 int schedule_give_lane(struct build *b, const struct group *group, uint32_t lane, uint64_t cost)
 {
     struct numoe_schedule *s = b->s;
-    uint32_t best = group->workers[0];
+    uint32_t worker;
     int rc = schedule_grow(s, MEMORY_LANE_WORKER, s->lane_count * sizeof *b->lane_worker);
 
     if (rc)
         return rc;
     b->lane_worker = s->memory[MEMORY_LANE_WORKER].data;
-    for (uint32_t i = 1; i < group->worker_count; i++)
-        if (b->load[group->workers[i]] < b->load[best])
-            best = group->workers[i];
-    b->load[best] += cost;
-    b->lane_worker[lane] = best;
+    if (b->heap_of != group->workers) {
+        b->heap_of = group->workers;
+        for (uint32_t i = 0; i < group->worker_count; i++)
+            b->heap[i] = i;
+        for (uint32_t i = group->worker_count / 2; i-- > 0;)
+            sift(b, group, i);
+    }
+    worker = group->workers[b->heap[0]];
+    b->load[worker] += cost;
+    b->lane_worker[lane] = worker;
+    sift(b, group, 0);
     return 0;
 }
 
@@ -262,7 +295,7 @@ static int push_runs(struct build *b, const struct group *group, uint32_t h, uin
     int rc = 0;
 
     for (uint32_t i = 0; !rc && i < group->node_count; i++) {
-        const struct part *part = part_of(b, h, group->nodes[i]);
+        const struct model_part *part = part_of(b, h, group->nodes[i]);
         const uint64_t begin = first > before ? first - before : 0;
         const uint64_t end = first + count > before ? first + count - before : 0;
         const uint64_t stop = end < part->count ? end : part->count;
@@ -465,12 +498,8 @@ static int lay_out(struct build *b)
     const struct numoe_plan *plan = model->plan;
 
     for (uint32_t h = 0; h < b->hit_count; h++)
-        for (uint32_t n = 0; n < plan->node_count; n++) {
-            struct part *part = &b->parts[(size_t)h * plan->node_count + n];
-
-            part->slices = numoe_model_run(model, b->s->layer, b->hits[h].expert, n, &part->first,
-                                           &part->count);
-        }
+        numoe_model_parts(model, b->s->layer, b->hits[h].expert,
+                          b->parts + (size_t)h * plan->node_count);
     if (model->context->batch_invariant)
         return schedule_lay_fixed(b);
     for (int many = 1; many >= 0; many--) {
@@ -773,9 +802,10 @@ void numoe_schedule_see(struct numoe_schedule *s, uint64_t expert, bool by_worke
 uint64_t numoe_schedule_build_bytes(const struct numoe_model *model, uint64_t tokens,
                                     uint64_t pairs, uint64_t hits)
 {
-    return hits * model->plan->node_count * sizeof(struct part) + hits * sizeof(uint64_t) +
+    return hits * model->plan->node_count * sizeof(struct model_part) + hits * sizeof(uint64_t) +
            model->plan->worker_count * sizeof(uint64_t) + hits * sizeof(struct hit) +
-           (2 * pairs + 2 * model->desc.experts + 2 * tokens) * sizeof(uint32_t);
+           (2 * pairs + 2 * model->desc.experts + 2 * tokens + model->plan->worker_count) *
+               sizeof(uint32_t);
 }
 
 int numoe_schedule_build(struct numoe_schedule *s, uint32_t workers)
@@ -794,7 +824,7 @@ int numoe_schedule_build(struct numoe_schedule *s, uint32_t workers)
     if (rc)
         return rc;
     p = s->memory[MEMORY_BUILD].data;
-    b.parts = (struct part *)(void *)p;
+    b.parts = (struct model_part *)(void *)p;
     b.slice_count = (uint64_t *)(void *)(b.parts + hits * model->plan->node_count);
     b.load = b.slice_count + hits;
     b.hits = (struct hit *)(void *)(b.load + model->plan->worker_count);
@@ -804,6 +834,7 @@ int numoe_schedule_build(struct numoe_schedule *s, uint32_t workers)
     last = count + E;
     b.token_set = last + E;
     b.token_row = b.token_set + T;
+    b.heap = b.token_row + T;
     memset(b.load, 0, model->plan->worker_count * sizeof *b.load);
     memset(b.token_set, 0, T * sizeof *b.token_set);
 

@@ -16,12 +16,6 @@ struct hit {
     bool many;
 };
 
-/* What a plan node holds of a hit expert. */
-struct part {
-    const uint8_t *slices;
-    uint64_t first, count;
-};
-
 struct build {
     struct numoe_schedule *s;
     struct hit *hits; /* experts with many tokens first, most tokens first; then by index. Fixed
@@ -29,14 +23,17 @@ struct build {
     uint32_t hit_count, many_count;
     uint32_t *pair_token; /* by hit, ascending tokens */
     float *pair_weight;
-    struct part *parts;    /* [hits][plan nodes] */
-    uint64_t *slice_count; /* [hits] slices on the group being laid out */
-    uint32_t *token_set;   /* [tokens] the last set of rows that has one of the token ... */
-    uint32_t *token_row;   /* ... and that row */
-    uint32_t row_set;      /* the set that runs add to; a lane begins one */
-    bool ends;             /* rows made now end a part */
-    uint32_t *lane_worker; /* [lanes] planned worker */
-    uint64_t *load;        /* [workers] cost given so far */
+    struct model_part *parts; /* [hits][plan nodes] */
+    uint64_t *slice_count;    /* [hits] slices on the group being laid out */
+    uint32_t *token_set;      /* [tokens] the last set of rows that has one of the token ... */
+    uint32_t *token_row;      /* ... and that row */
+    uint32_t row_set;         /* the set that runs add to; a lane begins one */
+    bool ends;                /* rows made now end a part */
+    uint32_t *lane_worker;    /* [lanes] planned worker */
+    uint64_t *load;           /* [workers] cost given so far */
+    uint32_t *heap; /* [workers] of the group whose lanes are being given: its workers, the least
+                       loaded first */
+    const uint32_t *heap_of; /* that group's workers */
 };
 
 /* Plan nodes whose parts are one sequence, and the workers that lanes are dealt to. */
@@ -48,7 +45,7 @@ struct group {
 /* In a row's token, beside the number: the row ends a part. */
 #define ROW_ENDS ((uint32_t)1 << 31)
 
-static inline const struct part *part_of(const struct build *b, uint32_t h, uint32_t n)
+static inline const struct model_part *part_of(const struct build *b, uint32_t h, uint32_t n)
 {
     return &b->parts[(size_t)h * b->s->model->plan->node_count + n];
 }

@@ -81,7 +81,7 @@ struct walk {
 static int push_unit(struct build *b, uint32_t h, struct walk *walk, uint32_t token,
                      uint32_t tokens, uint64_t *slices)
 {
-    const struct part *part = part_of(b, h, walk->group->nodes[walk->node]);
+    const struct model_part *part = part_of(b, h, walk->group->nodes[walk->node]);
     uint64_t units, first, end;
 
     while (walk->next == units_of(part->count, walk->unit)) {

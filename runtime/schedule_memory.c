@@ -52,25 +52,13 @@ static bool has_room(uint64_t bytes)
     return bytes < CHECKED_BYTES || bytes <= numoe_memory_room();
 }
 
-static int grow(struct numoe_schedule *s, enum schedule_memory use, uint64_t bytes, bool keep)
+int schedule_more(struct numoe_schedule *s, enum schedule_memory use, uint64_t bytes, bool keep)
 {
     uint64_t want;
 
-    if (bytes <= s->memory[use].bytes)
-        return 0;
     if (!numoe_add_u64(bytes, bytes / 2, &want))
         return -EOVERFLOW;
     return has_room(bytes) ? map(s, use, want, keep) : -ENOMEM;
-}
-
-int schedule_grow(struct numoe_schedule *s, enum schedule_memory use, uint64_t bytes)
-{
-    return grow(s, use, bytes, true);
-}
-
-int schedule_renew(struct numoe_schedule *s, enum schedule_memory use, uint64_t bytes)
-{
-    return grow(s, use, bytes, false);
 }
 
 void numoe_schedule_free(struct numoe_schedule *s)

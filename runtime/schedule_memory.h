@@ -33,11 +33,23 @@ enum schedule_memory {
 _Static_assert(MEMORY_USES == sizeof((struct numoe_schedule *)NULL)->memory / sizeof(struct grow),
                "a place for every use");
 
+/* More than there is. */
+int schedule_more(struct numoe_schedule *schedule, enum schedule_memory use, uint64_t bytes,
+                  bool keep);
+
 /* At least `bytes` at memory[use].data, and half as many more when it has to grow; what was there
  * is kept. Zero bytes are fine. Returns 0, -ENOMEM or -EOVERFLOW. */
-int schedule_grow(struct numoe_schedule *schedule, enum schedule_memory use, uint64_t bytes);
+static inline int schedule_grow(struct numoe_schedule *schedule, enum schedule_memory use,
+                                uint64_t bytes)
+{
+    return bytes <= schedule->memory[use].bytes ? 0 : schedule_more(schedule, use, bytes, true);
+}
 
 /* As schedule_grow for memory that starts anew each call: nothing is copied. */
-int schedule_renew(struct numoe_schedule *schedule, enum schedule_memory use, uint64_t bytes);
+static inline int schedule_renew(struct numoe_schedule *schedule, enum schedule_memory use,
+                                 uint64_t bytes)
+{
+    return bytes <= schedule->memory[use].bytes ? 0 : schedule_more(schedule, use, bytes, false);
+}
 
 #endif

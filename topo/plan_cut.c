@@ -32,9 +32,9 @@ struct numoe_plan_cut numoe_plan_even_cut(uint32_t workers, uint64_t experts, ui
          blocks++)
         for (uint64_t ranges = 1;
              ranges <= ranges_most && (ranges == 1 || blocks * ranges <= lanes_most); ranges++) {
-            const uint64_t cost = cost_of(workers, experts * blocks * ranges,
-                                          (ranges_most + ranges - 1) / ranges * unit,
-                                          (tokens + blocks - 1) / blocks);
+            const uint64_t cost =
+                cost_of(workers, experts * blocks * ranges,
+                        (ranges_most + ranges - 1) / ranges * unit, (tokens + blocks - 1) / blocks);
 
             if (cost < least) {
                 least = cost;
