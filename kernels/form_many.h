@@ -5,8 +5,8 @@
  * multiples apart and would share cache sets):
  *
  *     x panel      [block][group k/32][token of the block] struct group
- *     per slice    for k in chunks of MANY_CHUNK groups: decode the gate and up tiles of the
- *                  chunk to an L1 buffer, then for each block: sums += tiles . panel
+ *     per slice    for k in chunks of MANY_CHUNK groups, gate and up in turn: decode the tiles of
+ *                  the chunk to an L1 buffer, then for each block: sums += tiles . panel
  *                  h = act(sums), made groups: h panel [block][slice of the run][token]
  *     per run      of MANY_RUN slices, for p over down tiles: decode the MANY_RUN tiles of p,
  *                  then for each block: y[p] += tiles . h panel
@@ -25,6 +25,7 @@
 #define NUMOE_FORM_MANY_H
 
 enum {
+    SUMS_IN_REGISTERS = FOLDED || MANY_SUB >= MANY_BLOCK,
     TILE_WORDS = 4 * STEPS,                             /* x words of a group */
     TILE_BYTES = TILE_WORDS * 128 + (FOLDED ? 0 : 128), /* decoded tile, then scales */
     MANY_BLOCKS = (MANY_TOKENS + MANY_BLOCK - 1) / MANY_BLOCK,
@@ -34,11 +35,11 @@ enum {
 
 /* Where things lie in scratch, all multiples of 64. */
 struct many_scratch {
-    uint8_t *tiles[2]; /* MANY_BUFFER decoded tiles each: gate and up, or two down tiles */
-    float *sums;       /* [block][gate, up][MANY_BLOCK][32] */
-    uint8_t *h;        /* [block][MANY_RUN] panels */
-    uint8_t *x;        /* [block][hidden_tiles] panels */
-    float *y;          /* [block][hidden_tiles][MANY_BLOCK][32] */
+    uint8_t *tiles; /* MANY_BUFFER decoded tiles: gate, up or down */
+    float *sums;    /* [block][gate, up][MANY_BLOCK][32] */
+    uint8_t *h;     /* [block][MANY_RUN] panels */
+    uint8_t *x;     /* [block][hidden_tiles] panels */
+    float *y;       /* [block][hidden_tiles][MANY_BLOCK][32] */
 };
 
 enum {
@@ -57,14 +58,13 @@ static size_t many_layout(const struct numoe_slice_shape *shape, uint8_t *base,
     const size_t y = (size_t)MANY_BLOCKS * shape->hidden_tiles * Y_TILE * sizeof(float);
 
     if (m) {
-        m->tiles[0] = base;
-        m->tiles[1] = base + tiles;
-        m->sums = (float *)(void *)(base + 2 * tiles);
-        m->h = base + 2 * tiles + sums;
+        m->tiles = base;
+        m->sums = (float *)(void *)(base + tiles);
+        m->h = base + tiles + sums;
         m->x = m->h + h;
         m->y = (float *)(void *)(m->x + x);
     }
-    return 2 * tiles + sums + h + x + y;
+    return tiles + sums + h + x + y;
 }
 
 static size_t scratch_bytes(const struct numoe_slice_shape *shape)
@@ -108,7 +108,8 @@ struct ahead {
     int lines;
 };
 
-/* sums[T][32] += sum over `groups` decoded tiles of tile . panel */
+/* sums[T][32] += sum over `groups` decoded tiles of tile . panel. Sums of all T tokens are in
+ * registers, or in L1 when only some tokens' dots fit there (MANY_SUB). */
 INL void many_dots(const int T, uint64_t groups, const uint8_t *tiles, const uint8_t *panel,
                    float *sums, struct ahead ahead)
 {
@@ -117,7 +118,7 @@ INL void many_dots(const int T, uint64_t groups, const uint8_t *tiles, const uin
         const uint8_t *tile = tiles + VB * r0, *x = panel;
         vf sum[MANY_BLOCK][MANY_ROWS];
         UNROLL
-        for (int i = 0; i < T; i++)
+        for (int i = 0; i < T && SUMS_IN_REGISTERS; i++)
             UNROLL
         for (int r = 0; r < MANY_ROWS; r++)
             sum[i][r] = vf_load(sums + 32 * i + VL * (r0 + r));
@@ -148,6 +149,8 @@ INL void many_dots(const int T, uint64_t groups, const uint8_t *tiles, const uin
             for (int i0 = 0; i0 < T; i0 += MANY_SUB) {
                 const int n = T - i0 < MANY_SUB ? T - i0 : MANY_SUB;
                 acc a[MANY_SUB][MANY_ROWS];
+                /* load the tile anew: compilers would keep all of it on the stack instead */
+                __asm__("" : "+r"(tile));
                 UNROLL
                 for (int i = 0; i < n; i++)
                     UNROLL
@@ -169,15 +172,20 @@ INL void many_dots(const int T, uint64_t groups, const uint8_t *tiles, const uin
                 for (int r = 0; r < MANY_ROWS; r++) {
                     const vf e = vf_load(tile + TILE_WORDS * 128 + VB * r);
                     UNROLL
-                    for (int i = 0; i < n; i++)
-                        sum[i0 + i][r] =
-                            vf_fma(acc_float(a[i][r]), group_scale(e, &g[i0 + i]), sum[i0 + i][r]);
+                    for (int i = 0; i < n; i++) {
+                        const vf scale = group_scale(e, &g[i0 + i]), dot = acc_float(a[i][r]);
+                        float *at = sums + 32 * (i0 + i) + VL * (r0 + r);
+                        if (SUMS_IN_REGISTERS)
+                            sum[i0 + i][r] = vf_fma(dot, scale, sum[i0 + i][r]);
+                        else
+                            vf_store(at, vf_fma(dot, scale, vf_load(at)));
+                    }
                 }
             }
 #endif
         }
         UNROLL
-        for (int i = 0; i < T; i++)
+        for (int i = 0; i < T && SUMS_IN_REGISTERS; i++)
             UNROLL
         for (int r = 0; r < MANY_ROWS; r++)
             vf_store(sums + 32 * i + VL * (r0 + r), sum[i][r]);
@@ -266,20 +274,20 @@ static void many_gate_up(const struct numoe_ffn *f, const struct many_scratch *m
     for (uint64_t k = 0; k < groups; k += MANY_CHUNK) {
         const uint64_t n = groups - k < MANY_CHUNK ? groups - k : MANY_CHUNK;
         const uint8_t *pair = slice + k * NUMOE_PAIR_BYTES;
-        for (uint64_t b = 0; b < n; b++) {
-            const uint8_t *tile = pair + b * NUMOE_PAIR_BYTES;
-            decode_tile(tile, tile + 1024, m->tiles[0] + b * TILE_BYTES);
-            decode_tile(tile + 512, tile + 1056, m->tiles[1] + b * TILE_BYTES);
-        }
-        for (unsigned i = 0; i < blocks; i++)
-            for (unsigned half = 0; half < 2; half++) {
+        for (unsigned half = 0; half < 2; half++) {
+            for (uint64_t b = 0; b < n; b++) {
+                const uint8_t *tile = pair + b * NUMOE_PAIR_BYTES;
+                decode_tile(tile + 512 * half, tile + 1024 + 32 * half, m->tiles + b * TILE_BYTES);
+            }
+            for (unsigned i = 0; i < blocks; i++) {
                 const struct ahead ahead = {pair + MANY_CHUNK * NUMOE_PAIR_BYTES +
-                                                (size_t)(2 * i + half) * (size_t)lines * 64,
+                                                (size_t)(half * blocks + i) * (size_t)lines * 64,
                                             NUMOE_PAIR_BYTES, lines};
                 many_by_tokens[block[i].count - 1](
-                    n, m->tiles[half], m->x + (i * groups + k) * PANEL_BYTES,
+                    n, m->tiles, m->x + (i * groups + k) * PANEL_BYTES,
                     m->sums + (size_t)i * SUMS_BLOCK + half * Y_TILE, ahead);
             }
+        }
     }
     for (unsigned i = 0; i < blocks; i++) {
         const float *sums = m->sums + (size_t)i * SUMS_BLOCK;
@@ -305,24 +313,21 @@ static void many_down(const struct numoe_ffn *f, const struct many_scratch *m,
     const uint8_t *down = slice + shape->down_offset;
     const int lines = (int)((17 + 2 * blocks - 1) / (2 * blocks));
 
-    for (uint64_t p = 0; p < shape->hidden_tiles; p += 2) {
+    for (uint64_t p = 0; p < shape->hidden_tiles; p++) {
         const uint8_t *pair = down + p / 2 * NUMOE_PAIR_BYTES;
-        const unsigned halves = shape->hidden_tiles - p < 2 ? 1 : 2;
-        for (unsigned s = 0; s < run; s++)
-            for (unsigned half = 0; half < halves; half++) {
-                const uint8_t *tile = pair + s * shape->bytes;
-                decode_tile(tile + 512 * half, tile + 1024 + 32 * half,
-                            m->tiles[half] + s * TILE_BYTES);
-            }
-        for (unsigned i = 0; i < blocks; i++)
-            for (unsigned half = 0; half < halves; half++) {
-                const struct ahead ahead = {pair + NUMOE_PAIR_BYTES +
-                                                (size_t)(2 * i + half) * (size_t)lines * 64,
-                                            shape->bytes, lines};
-                many_by_tokens[block[i].count - 1](
-                    run, m->tiles[half], m->h + (size_t)i * H_BLOCK,
-                    m->y + (i * shape->hidden_tiles + p + half) * Y_TILE, ahead);
-            }
+        const unsigned half = p % 2;
+        for (unsigned s = 0; s < run; s++) {
+            const uint8_t *tile = pair + s * shape->bytes;
+            decode_tile(tile + 512 * half, tile + 1024 + 32 * half, m->tiles + s * TILE_BYTES);
+        }
+        for (unsigned i = 0; i < blocks; i++) {
+            const struct ahead ahead = {pair + NUMOE_PAIR_BYTES +
+                                            (size_t)(half * blocks + i) * (size_t)lines * 64,
+                                        shape->bytes, lines};
+            many_by_tokens[block[i].count - 1](run, m->tiles, m->h + (size_t)i * H_BLOCK,
+                                               m->y + (i * shape->hidden_tiles + p) * Y_TILE,
+                                               ahead);
+        }
     }
 }
 

@@ -155,7 +155,8 @@ static void try_set(struct numoe_pool *pool, struct trial *trial)
             all[limit] += us[m > limit][m] / us[1][m];
         best = all[limit] < all[best] ? limit : best;
     }
-    printf("\nbest limit %u; the set's own, %u, takes %.3f of it\n", best, trial->kernels->few_limit,
+    printf("\nbest limit %u; the set's own, %u, takes %.3f of it\n", best,
+           trial->kernels->few_limit,
            all[trial->kernels->few_limit < MOST ? trial->kernels->few_limit : MOST] / all[best]);
     fflush(stdout);
 }
