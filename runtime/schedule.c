@@ -36,10 +36,11 @@
 enum {
     RUN_TOKENS = 256,       /* most tokens of a call to a kernel */
     RECORD_TOKENS = 16,     /* tokens of a record item */
-    LANE_SLICES_LEAST = 4,  /* a few-token lane has fewer than it aims at only to give every
+    LANE_SLICES_LEAST = 3,  /* a few-token lane has fewer than it aims at only to give every
                                worker one */
     RANGE_SLICES_LEAST = 4, /* many tokens: fewer slices before down cost time */
-    LANES_MOST = 8          /* times the plan's lanes of a node: as finely as few tokens are cut */
+    FEW_LANES = 2,          /* few tokens: at least so many times the plan's lanes of a node ... */
+    LANES_MOST = 8          /* ... and so many at most, as finely as few tokens are cut */
 };
 
 /* ---- the batch ------------------------------------------------------------------------------- */
@@ -362,36 +363,35 @@ static int lay_many(struct build *b, const struct group *group, uint64_t total)
     return 0;
 }
 
-/* Weights of the last rounds of lanes, from the back; of all before them, that of the last. With up
- * to six rounds each is half of what is left: a worker may be half as quick as another, and what it
- * began last is still over in time. */
-static const uint64_t round_weight[] = {1, 1, 2, 4, 8, 16};
-enum { ROUND_WEIGHTS = sizeof round_weight / sizeof *round_weight };
-
 /*
  * Where lanes are cut, by cost. When every worker gets several lanes, in rounds, those of the last
- * rounds are ever smaller: who is done early takes small ones from others, and nobody is waited
- * for longer than the smallest takes.
+ * rounds are ever smaller, as long as they have slices enough: who is done early takes small ones
+ * from others, and nobody is waited for longer than the smallest takes.
  */
 struct cuts {
     uint64_t round, rounds; /* lanes of a round; how many rounds */
-    uint64_t total, all;    /* cost and weight of all lanes */
-    uint64_t cut, before;   /* cuts made, and the weight before the last of them */
+    uint64_t halvings;    /* the last round but so many, and all before it, weigh 2^halvings ... */
+    uint64_t total, all;  /* cost and weight of all lanes */
+    uint64_t cut, before; /* cuts made, and the weight before the last of them */
 };
 
+/* ... then each half of the one before, and the last two 1. */
 static uint64_t weight_of(const struct cuts *c, uint64_t cut)
 {
-    const uint64_t left = c->rounds - 1 - cut / c->round;
+    const uint64_t left = c->rounds - 1 - cut / c->round, power = left ? left - 1 : 0;
 
-    return round_weight[left < ROUND_WEIGHTS ? left : ROUND_WEIGHTS - 1];
+    return (uint64_t)1 << (power < c->halvings ? power : c->halvings);
 }
 
-static struct cuts cuts_of(const struct group *group, uint64_t total, uint64_t lanes)
+static struct cuts cuts_of(const struct group *group, uint64_t total, uint64_t slices,
+                           uint64_t lanes)
 {
     struct cuts c = {.round = lanes > group->worker_count ? group->worker_count : lanes,
                      .total = total};
 
     c.rounds = lanes / c.round;
+    while (c.halvings + 2 < c.rounds && slices / lanes >> (c.halvings + 1) >= LANE_SLICES_LEAST)
+        c.halvings++;
     for (uint64_t i = 0; i < c.rounds; i++)
         c.all += weight_of(&c, i * c.round) * c.round;
     return c;
@@ -417,8 +417,8 @@ uint64_t schedule_few_lanes(const struct group *group, uint64_t slices)
                                                                       : group->worker_count;
     uint64_t lanes = slices / SCHEDULE_LANE_SLICES;
 
-    if (least > group->lanes)
-        least = group->lanes;
+    if (least > FEW_LANES * (uint64_t)group->lanes)
+        least = FEW_LANES * (uint64_t)group->lanes;
     if (lanes < least)
         lanes = least;
     if (lanes > (uint64_t)LANES_MOST * group->lanes)
@@ -442,7 +442,7 @@ static int lay_few(struct build *b, const struct group *group)
     }
     if (slices == 0)
         return 0;
-    cuts = cuts_of(group, total, schedule_few_lanes(group, slices));
+    cuts = cuts_of(group, total, slices, schedule_few_lanes(group, slices));
     for (uint32_t h = b->many_count; h < b->hit_count; h++) {
         const uint64_t cost = numoe_plan_slice_cost(b->hits[h].tokens);
         for (uint64_t at = 0; at < b->slice_count[h];) {

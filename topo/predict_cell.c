@@ -46,7 +46,8 @@ static const double launch_s = 50e-6;
 /* As the executor lays out a call (runtime/schedule.c): the least and the usual slices of a lane,
  * the tokens of a pass, the most tokens of an expert that are few, the least of many in a block and
  * the most that are computed at once. */
-static const double lane_slices = 32, lane_slices_least = 4, lanes_most = 8;
+static const double lane_slices = 32, lane_slices_least = 3, lanes_most = 8, few_lanes = 2;
+static const double range_slices_least = 4;
 static const double pass_least = 64, pass_most = 65536;
 static const double few_tokens = 4, block_tokens_least = 16, many_tokens = 96;
 
@@ -141,7 +142,7 @@ static double few_rows(const struct box *box, double tokens, double hit, double 
     double all = hit * slices, least = all / lane_slices_least, lanes, pieces, each;
 
     least = least > workers ? least : workers;
-    least = least < plan_lanes ? least : plan_lanes;
+    least = least < few_lanes * plan_lanes ? least : few_lanes * plan_lanes;
     lanes = clamp(all / lane_slices, least, lanes_most * plan_lanes);
     lanes = fmax(floor(lanes), 1);
     if (lanes > workers && workers >= 1)
@@ -212,7 +213,7 @@ static double rows_of(const struct box *box, double tokens, double hit, enum num
         double rows = box->reach[many].rows, groups = box->reach[many].groups;
         double workers = box->workers / groups, experts = floor(hit * rows / groups + 0.5);
         double own = fmax(ceil(slices / rows), 1);
-        double parts = box->lanes / (hit * rows), most = slices / rows / lane_slices_least;
+        double parts = box->lanes / (hit * rows), most = slices / rows / range_slices_least;
         double blocks = fmax(floor(pairs / hit / block_tokens_least), 1);
 
         if (experts >= 1 && (experts == 1 || experts < workers))
