@@ -149,7 +149,13 @@ static const struct option_text option_texts[] = {
     [CLI_WORKERS] = {"workers", "N", "worker threads (default: one for each core allowed)"},
 };
 
-enum { OPTION_COUNT = sizeof option_texts / sizeof option_texts[0], HELP_COLUMN = 26 };
+/* OPTION_FIRST: what getopt returns for an option is above the characters that it returns itself.
+ */
+enum {
+    OPTION_COUNT = sizeof option_texts / sizeof option_texts[0],
+    OPTION_FIRST = 256,
+    HELP_COLUMN = 26
+};
 
 static int parse_policy(const char *text, enum numoe_memory_policy *policy,
                         struct numoe_error *error)
@@ -632,7 +638,7 @@ int cli_parse(const struct cli_verb *verb, int argc, char **argv, struct cli_val
 {
     struct option options[OPTION_COUNT + 2] = {{0}};
     struct numoe_error error = NUMOE_ERROR_INIT;
-    int count = 0, found, help = OPTION_COUNT;
+    int count = 0, found, help = OPTION_FIRST + OPTION_COUNT;
 
     memset(values, 0, sizeof *values);
     values->seed = 1;
@@ -642,7 +648,7 @@ int cli_parse(const struct cli_verb *verb, int argc, char **argv, struct cli_val
                             optional(option_texts[*option].argument) ? optional_argument
                             : option_texts[*option].argument         ? required_argument
                                                                      : no_argument,
-                            NULL, (int)*option};
+                            NULL, OPTION_FIRST + (int)*option};
     options[count] = (struct option){"help", no_argument, NULL, help};
 
     opterr = 0;
@@ -662,6 +668,7 @@ int cli_parse(const struct cli_verb *verb, int argc, char **argv, struct cli_val
                       word, verb->name);
             return CLI_USAGE;
         }
+        found -= OPTION_FIRST;
         if (set_option((enum cli_option)found, optarg, values, &error)) {
             cli_error(verb->name, "--%s: %s", option_texts[found].name, error.message);
             return error.code == -ENOMEM ? CLI_FAILURE : CLI_USAGE;
