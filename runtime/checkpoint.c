@@ -1,23 +1,21 @@
 /*
- * Opening a checkpoint directory.
+ * Opening a checkpoint.
  *
- * Order: config.json, then the index, then every header, then the experts. All that is missing
- * is collected before the call fails, so that one failed attempt is enough to know what to fetch.
+ * Order: config.json, then the index, then every header, then the experts. With GGUF the metadata
+ * of the first file stands for config.json, and all files are the model. All that is missing is
+ * collected before the call fails, so that one failed attempt is enough to know what to fetch.
  * The table of all tensors is dropped at the end; what stays is one place for each expert tensor.
  *
  * SPDX-License-Identifier: Apache-2.0
  */
-#include "checkpoint.h"
+#include "checkpoint_open.h"
 
-#include "base/checked.h"
 #include "files.h"
-#include "numoe_kernels.h"
+#include "gguf.h"
 #include "safetensors.h"
 
 #include <dirent.h>
 #include <errno.h>
-#include <jansson.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,58 +25,14 @@
 #define CONFIG_LIMIT ((uint64_t)16 << 20)
 #define INDEX_LIMIT ((uint64_t)512 << 20)
 
-/* Numbers within tensor names have at most nine digits. */
-#define NAME_NUMBER_LIMIT ((uint64_t)1000000000)
-
-struct shard {
-    char *name, *path;
-    uint64_t bytes;
-    bool present;
-};
-
-struct place {
-    uint64_t offset;
-    uint32_t file;
-};
-
-struct numoe_checkpoint {
-    struct numoe_log log;
-    char *directory;
-    struct shard *shards;
-    uint32_t shard_count, strays;
-    const struct numoe_family *family;
-    struct numoe_model_desc desc;
-    uint32_t first_layer;
-    struct place *places; /* [layer][expert][part] */
-    uint64_t part_bytes[NUMOE_PART_COUNT];
-    uint64_t expert_bytes;
-};
-
-/* What only opening needs. */
-struct opening {
-    struct numoe_checkpoint *ckpt;
-    struct numoe_error *error;
-    json_t *config, *index;
-    const json_t *weight_map; /* of index; NULL with a single file */
-    struct numoe_tensors *tensors;
-    const struct numoe_tensor **entries; /* the model's tensors, as the index has them */
-    uint64_t entry_count;
-};
+#define CONFIG_NAME "config.json"
+#define INDEX_NAME "model.safetensors.index.json"
+#define SINGLE_NAME "model.safetensors"
+#define GGUF_SUFFIX ".gguf"
 
 /* ---- lists of what is missing --------------------------------------------------------------- */
 
-enum { LIST_SHOWN = 8, LIST_LOGGED = 1000 };
-
-struct list {
-    const struct numoe_log *log;
-    const char *what;
-    uint64_t count;
-    unsigned shown;
-    size_t used;
-    char text[200];
-};
-
-static void list_add(struct list *list, const char *name)
+void numoe_list_add(struct list *list, const char *name)
 {
     struct numoe_quoted quoted = numoe_quote(name);
     size_t length = strlen(quoted.text) + 2;
@@ -94,11 +48,7 @@ static void list_add(struct list *list, const char *name)
     }
 }
 
-struct list_text {
-    char text[280];
-};
-
-static struct list_text list_text(const struct list *list)
+struct list_text numoe_list_text(const struct list *list)
 {
     struct list_text out = {{0}};
 
@@ -120,33 +70,17 @@ static struct list_text list_text(const struct list *list)
 static int load_json(const char *directory, const char *name, uint64_t limit, json_t **root,
                      struct numoe_error *error)
 {
-    json_error_t parse_error;
-    char *path = numoe_path_join(directory, name), *text = NULL;
-    uint64_t bytes;
+    char *path = numoe_path_join(directory, name);
     int code;
 
     if (!path)
         return numoe_error_set(error, -ENOMEM, directory, "no memory for a path");
-    code = numoe_file_slurp(path, limit, &text, &bytes, error);
-    if (code < 0)
-        goto out;
-    *root = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &parse_error);
-    if (!*root) {
-        bool memory = json_error_code(&parse_error) == json_error_out_of_memory;
-        code = numoe_error_set(error, memory ? -ENOMEM : -EBADMSG, path,
-                               "is not sound JSON at byte %d: %s", parse_error.position,
-                               numoe_quote(parse_error.text).text);
-    } else if (!json_is_object(*root)) {
-        code = numoe_error_set(error, -EBADMSG, path, "is not a JSON object");
-    }
-out:
-    free(text);
+    code = numoe_file_json(path, limit, root, error);
     free(path);
     return code;
 }
 
-/* @return 1 with *out set, 0 when the key is absent or null, or an error */
-static int config_number(struct opening *o, const json_t *section, const char *key, uint64_t *out)
+int numoe_config_number(struct opening *o, const json_t *section, const char *key, uint64_t *out)
 {
     const json_t *value = key ? json_object_get(section, key) : NULL;
 
@@ -154,45 +88,19 @@ static int config_number(struct opening *o, const json_t *section, const char *k
         return 0;
     if (!json_is_integer(value) || json_integer_value(value) < 0)
         return numoe_error_set(o->error, -EBADMSG, o->ckpt->directory,
-                               "config.json: %s is not a whole number from 0 on", key);
+                               "%s: %s is not a whole number from 0 on", o->config_name, key);
     *out = (uint64_t)json_integer_value(value);
     return 1;
 }
 
-/* A cap of the activation. null and 0 mean none and give 0. An absent key leaves *out as it is. */
-static int config_cap(struct opening *o, const json_t *section, const char *key, float *out)
-{
-    const json_t *value = key ? json_object_get(section, key) : NULL;
-    double number;
-
-    if (!key)
-        return 0;
-    if (!value) {
-        numoe_log_write(&o->ckpt->log, NUMOE_LOG_WARNING,
-                        "%s: config.json has no %s; taking %g, as %s has it", o->ckpt->directory,
-                        key, (double)*out, o->ckpt->family->title);
-        return 0;
-    }
-    if (json_is_null(value)) {
-        *out = 0;
-        return 0;
-    }
-    number = json_number_value(value);
-    if (!json_is_number(value) || !(number >= 0) || !isfinite((float)number))
-        return numoe_error_set(o->error, -EBADMSG, o->ckpt->directory,
-                               "config.json: %s is not a finite number from 0 on", key);
-    *out = (float)number;
-    return 0;
-}
-
-static const char *config_architecture(const json_t *config)
+const char *numoe_config_architecture(const json_t *config)
 {
     const char *name =
         json_string_value(json_array_get(json_object_get(config, "architectures"), 0));
     return name ? name : "none";
 }
 
-static const char *config_model_type(const json_t *config)
+const char *numoe_config_model_type(const json_t *config)
 {
     const char *name = json_string_value(json_object_get(config, "model_type"));
     return name ? name : "none";
@@ -202,6 +110,12 @@ static const char *config_model_type(const json_t *config)
 static bool plain_name(const char *name)
 {
     return *name && strcmp(name, ".") && !strstr(name, "..") && !strpbrk(name, "/\\");
+}
+
+static int no_list(struct opening *o)
+{
+    return numoe_error_set(o->error, -ENOMEM, o->ckpt->directory,
+                           "no memory for the list of files");
 }
 
 static int add_shard(struct opening *o, const char *name)
@@ -227,7 +141,7 @@ static int add_shard(struct opening *o, const char *name)
     c->shard_count++;
     return 0;
 no_memory:
-    return numoe_error_set(o->error, -ENOMEM, c->directory, "no memory for the list of files");
+    return no_list(o);
 }
 
 static int by_name(const void *a, const void *b)
@@ -307,20 +221,116 @@ static bool exists(const char *directory, const char *name)
     return found;
 }
 
+static bool has_safetensors(const char *directory)
+{
+    return exists(directory, INDEX_NAME) || exists(directory, SINGLE_NAME);
+}
+
 static int find_files(struct opening *o)
 {
     struct numoe_checkpoint *c = o->ckpt;
     int code;
 
-    if (exists(c->directory, "model.safetensors.index.json")) {
-        code = load_json(c->directory, "model.safetensors.index.json", INDEX_LIMIT, &o->index,
-                         o->error);
+    if (exists(c->directory, INDEX_NAME)) {
+        code = load_json(c->directory, INDEX_NAME, INDEX_LIMIT, &o->index, o->error);
         return code < 0 ? code : list_shards(o);
     }
-    if (exists(c->directory, "model.safetensors"))
-        return add_shard(o, "model.safetensors");
+    if (exists(c->directory, SINGLE_NAME))
+        return add_shard(o, SINGLE_NAME);
     return numoe_error_set(o->error, -ENOENT, c->directory,
-                           "has neither model.safetensors.index.json nor model.safetensors");
+                           "has neither " INDEX_NAME " nor " SINGLE_NAME " nor a GGUF file");
+}
+
+/* ---- GGUF files ----------------------------------------------------------------------------- */
+
+static bool has_suffix(const char *name, const char *suffix)
+{
+    const size_t length = strlen(name), end = strlen(suffix);
+
+    return length >= end && !strcmp(name + length - end, suffix);
+}
+
+/* NAME-00001-of-00003.gguf: which of how many, and how long NAME is. */
+static bool split_name(const char *name, unsigned *part, unsigned *parts, int *stem)
+{
+    static const char digits[] = "0123456789";
+    const size_t length = strlen(name);
+    const char *tail = name + length - 20;
+
+    if (length <= 20 || tail[0] != '-' || strspn(tail + 1, digits) != 5 ||
+        strncmp(tail + 6, "-of-", 4) || strspn(tail + 10, digits) != 5)
+        return false;
+    *part = (unsigned)strtoul(tail + 1, NULL, 10);
+    *parts = (unsigned)strtoul(tail + 10, NULL, 10);
+    *stem = (int)(length - 20);
+    return *part >= 1 && *part <= *parts;
+}
+
+/* The model's only or first file, where the directory holds one model; none is no error. */
+static int find_gguf(struct opening *o, char **file)
+{
+    struct numoe_checkpoint *c = o->ckpt;
+    DIR *directory = opendir(c->directory);
+    struct dirent *entry;
+    unsigned part, parts, found = 0;
+    int stem, code = 0;
+
+    if (!directory) {
+        code = -errno;
+        return numoe_error_set(o->error, code, c->directory, "cannot be read: %s", strerror(-code));
+    }
+    while (code == 0 && (entry = readdir(directory))) {
+        if (!has_suffix(entry->d_name, GGUF_SUFFIX) ||
+            (split_name(entry->d_name, &part, &parts, &stem) && part > 1))
+            continue;
+        if (found++) {
+            code = numoe_error_set(o->error, -EINVAL, c->directory,
+                                   "holds several GGUF models, %s and %s among them: name a file",
+                                   numoe_quote(*file).text, numoe_quote(entry->d_name).text);
+        } else {
+            *file = strdup(entry->d_name);
+            if (!*file)
+                code = no_list(o);
+        }
+    }
+    closedir(directory);
+    return code;
+}
+
+/* All files of the model that begins with this one. */
+static int list_gguf(struct opening *o, const char *first)
+{
+    unsigned part, parts, i;
+    int stem, code = 0;
+
+    if (!split_name(first, &part, &parts, &stem))
+        return add_shard(o, first);
+    if (part != 1)
+        return numoe_error_set(o->error, -EINVAL, first, "is file %u of %u: name the first", part,
+                               parts);
+    for (i = 1; i <= parts && code == 0; i++) {
+        char *name;
+        if (asprintf(&name, "%.*s-%05u-of-%05u%s", stem, first, i, parts, GGUF_SUFFIX) < 0)
+            return no_list(o);
+        code = add_shard(o, name);
+        free(name);
+    }
+    return code;
+}
+
+/* That the metadata speaks of as many files. */
+static int check_split(struct opening *o)
+{
+    uint64_t says = 1;
+    int code = numoe_config_number(o, o->config, "split.count", &says);
+
+    if (code < 0)
+        return code;
+    if (code && says > 1 && says != o->ckpt->shard_count)
+        return numoe_error_set(o->error, -EBADMSG, o->ckpt->shards[0].path,
+                               "is the first of %llu files by its metadata, but of %u by its name",
+                               (unsigned long long)says, o->ckpt->shard_count);
+    return 0;
 }
 
 /* Files of the kind that no index names: reported, never merged in. */
@@ -357,12 +367,15 @@ static int read_headers(struct opening *o, struct list *files)
         struct stat status;
         c->shards[i].present = stat(c->shards[i].path, &status) == 0 || errno != ENOENT;
         if (!c->shards[i].present)
-            list_add(files, c->shards[i].name);
+            numoe_list_add(files, c->shards[i].name);
     }
     for (i = 0; i < c->shard_count; i++) {
         if (!c->shards[i].present)
             continue;
-        code = numoe_tensors_read(o->tensors, c->shards[i].path, i, &c->shards[i].bytes, &damage);
+        code = o->gguf ? numoe_gguf_read(o->tensors, c->shards[i].path, i, &c->shards[i].bytes,
+                                         i ? NULL : o->config, &damage)
+                       : numoe_tensors_read(o->tensors, c->shards[i].path, i, &c->shards[i].bytes,
+                                            &damage);
         if (code == 0)
             continue;
         if (!files->count)
@@ -385,6 +398,8 @@ static int resolve(struct opening *o)
     int code;
 
     code = read_headers(o, &files);
+    if (code == 0 && o->gguf && !files.count)
+        code = check_split(o);
     if (code < 0)
         return code;
     count = o->weight_map ? json_object_size(o->weight_map) : numoe_tensors_count(o->tensors);
@@ -411,14 +426,15 @@ static int resolve(struct opening *o)
             } else {
                 char both[300];
                 snprintf(both, sizeof both, "%s (in %s)", numoe_quote(name).text, shard->name);
-                list_add(&absent, both);
+                numoe_list_add(&absent, both);
             }
         }
     }
     if (files.count || absent.count)
         return numoe_error_set(o->error, files.count ? -ENOENT : -EBADMSG, c->directory,
-                               "incomplete: %s%s%s", list_text(&files).text,
-                               files.count && absent.count ? "; " : "", list_text(&absent).text);
+                               "incomplete: %s%s%s", numoe_list_text(&files).text,
+                               files.count && absent.count ? "; " : "",
+                               numoe_list_text(&absent).text);
     unlisted = numoe_tensors_count(o->tensors) - o->entry_count;
     if (unlisted)
         numoe_log_write(&c->log, NUMOE_LOG_WARNING,
@@ -427,395 +443,82 @@ static int resolve(struct opening *o)
     return 0;
 }
 
-/* ---- experts -------------------------------------------------------------------------------- */
-
-struct match {
-    const struct numoe_tensor *tensor;
-    uint32_t layer, expert;
-    enum numoe_part part;
-};
-
-static int by_place(const void *a, const void *b)
-{
-    const struct match *x = a, *y = b;
-
-    if (x->layer != y->layer)
-        return x->layer < y->layer ? -1 : 1;
-    if (x->expert != y->expert)
-        return x->expert < y->expert ? -1 : 1;
-    return (int)x->part - (int)y->part;
-}
-
-/* Why experts of this type could not be computed either; empty where they could. */
-static const char *missing_kernel(enum numoe_dtype dtype)
-{
-    switch (dtype) {
-    case NUMOE_DTYPE_BF16:
-        return ": no kernel for BF16 yet";
-    case NUMOE_DTYPE_F8_E4M3:
-        return ": no kernel for FP8 yet";
-    case NUMOE_DTYPE_I32:
-        return ": no kernel for INT4 yet";
-    default:
-        return "";
-    }
-}
-
-/* The family whose names most tensors bear; matches in order of layer, expert, part. */
-static int find_family(struct opening *o, struct match **out, uint64_t *out_count)
-{
-    struct numoe_checkpoint *c = o->ckpt;
-    const struct numoe_family *family, *best = NULL;
-    const struct numoe_tensor *example = NULL;
-    uint64_t best_count = 0, count, i;
-    struct match *matches, m;
-    size_t f;
-
-    for (f = 0; (family = numoe_family_at(f)); f++) {
-        const struct numoe_tensor *first = NULL;
-        for (count = i = 0; i < o->entry_count; i++)
-            if (numoe_family_marks(family, o->entries[i]->name)) {
-                first = first ? first : o->entries[i];
-                count++;
-            }
-        if (count > best_count) {
-            best_count = count;
-            best = family;
-            example = first;
-        }
-    }
-    if (!best)
-        return numoe_error_set(o->error, -ENOTSUP, c->directory,
-                               "no experts of a known model (architecture %s, model_type %s)",
-                               numoe_quote(config_architecture(o->config)).text,
-                               numoe_quote(config_model_type(o->config)).text);
-    if (!best->supported)
-        return numoe_error_set(o->error, -ENOTSUP, c->directory,
-                               "%s checkpoints are not supported yet by the loader%s "
-                               "(architecture %s, model_type %s)",
-                               best->title, missing_kernel((enum numoe_dtype)example->dtype),
-                               numoe_quote(config_architecture(o->config)).text,
-                               numoe_quote(config_model_type(o->config)).text);
-    if (strcmp(config_architecture(o->config), best->architecture) &&
-        strcmp(config_model_type(o->config), best->model_type))
-        numoe_log_write(&c->log, NUMOE_LOG_WARNING,
-                        "%s: taken for %s by its tensors' names; config.json says architecture "
-                        "%s, model_type %s",
-                        c->directory, best->title, numoe_quote(config_architecture(o->config)).text,
-                        numoe_quote(config_model_type(o->config)).text);
-    matches = malloc(best_count * sizeof *matches);
-    if (!matches)
-        return numoe_error_set(o->error, -ENOMEM, c->directory, "no memory for %llu tensors",
-                               (unsigned long long)best_count);
-    for (count = i = 0; i < o->entry_count; i++) {
-        m.tensor = o->entries[i];
-        if (numoe_family_match(best, m.tensor->name, &m.layer, &m.expert, &m.part))
-            matches[count++] = m;
-    }
-    qsort(matches, count, sizeof *matches, by_place);
-    c->family = best;
-    *out = matches;
-    *out_count = count;
-    return 0;
-}
-
-static int disagree(struct opening *o, const char *key, uint64_t says, const char *what,
-                    uint64_t found)
-{
-    return numoe_error_set(o->error, -EBADMSG, o->ckpt->directory,
-                           "config.json says %s %llu but the tensors' %s is %llu", key,
-                           (unsigned long long)says, what, (unsigned long long)found);
-}
-
-/* config.json's number, where it has one, against what the tensors say. */
-static int agree(struct opening *o, const json_t *section, const char *key, const char *what,
-                 uint64_t found)
-{
-    uint64_t says = 0;
-    int code = config_number(o, section, key, &says);
-
-    if (code <= 0)
-        return code;
-    return says == found ? 0 : disagree(o, key, says, what, found);
-}
-
-/* Layers and experts: which there are, and that none of their tensors is missing. */
-static int count_experts(struct opening *o, const json_t *section, const struct match *matches,
-                         uint64_t count)
-{
-    struct numoe_checkpoint *c = o->ckpt;
-    const struct numoe_family *family = c->family;
-    struct list absent = {.log = &c->log, .what = "tensor"};
-    uint64_t experts = 0, says = 0, expected = 0, total, i;
-    const struct match *widest = matches;
-    int code;
-
-    for (i = 0; i < count; i++)
-        if (matches[i].expert > widest->expert)
-            widest = &matches[i];
-    experts = (uint64_t)widest->expert + 1;
-    code = config_number(o, section, family->experts_key, &says);
-    if (code < 0)
-        return code;
-    if (code) {
-        if (experts > says)
-            return numoe_error_set(o->error, -EBADMSG, c->directory,
-                                   "config.json says %s %llu but there is tensor \"%s\"",
-                                   family->experts_key, (unsigned long long)says,
-                                   numoe_quote(widest->tensor->name).text);
-        if (says > NAME_NUMBER_LIMIT)
-            return disagree(o, family->experts_key, says, "number of experts", experts);
-        experts = says;
-    }
-    c->first_layer = matches[0].layer;
-    c->desc.experts = experts;
-    c->desc.layers = (uint64_t)matches[count - 1].layer - c->first_layer + 1;
-    code = agree(o, section, family->layers_key, "highest layer number plus 1",
-                 c->first_layer + c->desc.layers);
-    if (code < 0)
-        return code;
-    if (family->dense_layers_key)
-        code =
-            agree(o, section, family->dense_layers_key, "first layer with experts", c->first_layer);
-    else if (c->first_layer)
-        code = numoe_error_set(o->error, -EBADMSG, c->directory,
-                               "the first layer with experts is %u, not 0", c->first_layer);
-    if (code < 0)
-        return code;
-
-    /* Both numbers are at most 10^9: their product times 6 fits. */
-    total = c->desc.layers * experts * NUMOE_PART_COUNT;
-    for (i = 0; i <= count; i++) {
-        uint64_t at =
-            i < count
-                ? ((uint64_t)(matches[i].layer - c->first_layer) * experts + matches[i].expert) *
-                          NUMOE_PART_COUNT +
-                      matches[i].part
-                : total;
-        /* Never more steps than are shown or logged, however far apart two numbers are. */
-        for (; expected < at && absent.count < LIST_LOGGED; expected++) {
-            char name[160];
-            uint64_t whole = expected / NUMOE_PART_COUNT;
-            numoe_family_tensor(family, c->first_layer + whole / experts, whole % experts,
-                                (enum numoe_part)(expected % NUMOE_PART_COUNT), name, sizeof name);
-            list_add(&absent, name);
-        }
-        absent.count += at - expected;
-        expected = at + 1;
-    }
-    if (absent.count)
-        return numoe_error_set(o->error, -EBADMSG, c->directory,
-                               "%llu layers of %llu experts are incomplete: %s",
-                               (unsigned long long)c->desc.layers, (unsigned long long)experts,
-                               list_text(&absent).text);
-    return 0;
-}
-
-/* Rows and columns of a matrix by its codes. */
-static int matrix_shape(struct opening *o, const struct numoe_tensor *t, uint64_t *rows,
-                        uint64_t *columns)
-{
-    const char *path = o->ckpt->shards[t->file].path;
-    bool counts_elements = t->dtype == NUMOE_DTYPE_F4;
-
-    if (t->dtype != NUMOE_DTYPE_I8 && t->dtype != NUMOE_DTYPE_U8 && !counts_elements)
-        return numoe_error_set(o->error, -ENOTSUP, path,
-                               "tensor \"%s\" is %s; experts are read as MXFP4 (I8, U8 or F4) only",
-                               numoe_quote(t->name).text,
-                               numoe_dtype_name((enum numoe_dtype)t->dtype));
-    if (t->rank != 2 || !t->shape[0] || !t->shape[1] ||
-        !numoe_mul_u64(t->shape[1], counts_elements ? 1 : 2, columns) || *columns % NUMOE_TILE)
-        return numoe_error_set(
-            o->error, -EBADMSG, path,
-            "tensor \"%s\": shape %s of %s is no MXFP4 matrix with rows of whole "
-            "groups of 32",
-            numoe_quote(t->name).text, numoe_shape_text(t->shape, t->rank).text,
-            numoe_dtype_name((enum numoe_dtype)t->dtype));
-    *rows = t->shape[0];
-    return 0;
-}
-
-static int check_matrix(struct opening *o, const struct numoe_tensor *codes,
-                        const struct numoe_tensor *scales, uint64_t rows, uint64_t columns)
-{
-    uint64_t n, k;
-    int code = matrix_shape(o, codes, &n, &k);
-
-    if (code < 0)
-        return code;
-    if (n != rows || k != columns)
-        return numoe_error_set(o->error, -EBADMSG, o->ckpt->shards[codes->file].path,
-                               "tensor \"%s\" is a matrix of %llu x %llu where %llu x %llu is due",
-                               numoe_quote(codes->name).text, (unsigned long long)n,
-                               (unsigned long long)k, (unsigned long long)rows,
-                               (unsigned long long)columns);
-    if (scales->dtype != NUMOE_DTYPE_F8_E8M0 && scales->dtype != NUMOE_DTYPE_U8)
-        return numoe_error_set(o->error, -ENOTSUP, o->ckpt->shards[scales->file].path,
-                               "tensor \"%s\" is %s; scales of MXFP4 are F8_E8M0 or U8",
-                               numoe_quote(scales->name).text,
-                               numoe_dtype_name((enum numoe_dtype)scales->dtype));
-    if (scales->rank != 2 || scales->shape[0] != rows || scales->shape[1] != columns / NUMOE_TILE)
-        return numoe_error_set(
-            o->error, -EBADMSG, o->ckpt->shards[scales->file].path,
-            "tensor \"%s\": shape %s where [%llu, %llu] is due", numoe_quote(scales->name).text,
-            numoe_shape_text(scales->shape, scales->rank).text, (unsigned long long)rows,
-            (unsigned long long)(columns / NUMOE_TILE));
-    return 0;
-}
-
-static int place_experts(struct opening *o, const json_t *section, const struct match *matches,
-                         uint64_t count)
-{
-    struct numoe_checkpoint *c = o->ckpt;
-    uint64_t i, h, w, part;
-    int code;
-
-    code = matrix_shape(o, matches[NUMOE_PART_GATE_CODES].tensor, &w, &h);
-    if (code < 0)
-        return code;
-    code = agree(o, section, c->family->hidden_key, "expert width", h);
-    if (code < 0)
-        return code;
-    code = agree(o, section, c->family->intermediate_key, "intermediate width", w);
-    if (code < 0)
-        return code;
-    c->desc.hidden = h;
-    c->desc.intermediate = w;
-    c->places = malloc(count * sizeof *c->places);
-    if (!c->places)
-        return numoe_error_set(o->error, -ENOMEM, c->directory, "no memory for %llu tensors",
-                               (unsigned long long)count);
-    for (i = 0; i < count; i += NUMOE_PART_COUNT) {
-        const struct match *m = matches + i;
-        for (part = 0; part < NUMOE_PART_COUNT; part += 2) {
-            bool down = part == NUMOE_PART_DOWN_CODES;
-            code = check_matrix(o, m[part].tensor, m[part + 1].tensor, down ? h : w, down ? w : h);
-            if (code < 0)
-                return code;
-        }
-        for (part = 0; part < NUMOE_PART_COUNT; part++)
-            c->places[i + part] = (struct place){m[part].tensor->begin, m[part].tensor->file};
-    }
-    for (part = 0; part < NUMOE_PART_COUNT; part++) {
-        c->part_bytes[part] = matches[part].tensor->end - matches[part].tensor->begin;
-        c->expert_bytes += c->part_bytes[part];
-    }
-    return 0;
-}
-
-static int describe(struct opening *o, const json_t *section)
-{
-    struct numoe_checkpoint *c = o->ckpt;
-    const struct numoe_family *family = c->family;
-    struct numoe_activation *activation = &c->desc.activation;
-    const char *act = json_string_value(json_object_get(section, "hidden_act"));
-    int code;
-
-    if (act && family->act && strcmp(act, family->act))
-        return numoe_error_set(o->error, -ENOTSUP, c->directory,
-                               "config.json: hidden_act is %s; %s is computed with %s",
-                               numoe_quote(act).text, family->title, family->act);
-    *activation = family->activation;
-    code = config_cap(o, section, family->limit_key, &activation->limit);
-    if (code == 0)
-        code = config_cap(o, section, family->gate_cap_key, &activation->gate_cap);
-    if (code == 0)
-        code = config_cap(o, section, family->up_cap_key, &activation->up_cap);
-    if (code < 0)
-        return code;
-    if (activation->kind == NUMOE_SILU_CLAMPED && activation->limit == 0)
-        activation->kind = NUMOE_SILU;
-    if (activation->kind == NUMOE_SITU && activation->gate_cap == 0)
-        return numoe_error_set(o->error, -EBADMSG, c->directory, "config.json: %s must be above 0",
-                               family->gate_cap_key);
-    c->desc.experts_per_token = family->experts_per_token;
-    code = config_number(o, section, family->top_k_key, &c->desc.experts_per_token);
-    if (code < 0)
-        return code;
-    if (!code)
-        numoe_log_write(&c->log, NUMOE_LOG_WARNING, "%s: config.json has no %s; taking %llu",
-                        c->directory, family->top_k_key,
-                        (unsigned long long)c->desc.experts_per_token);
-    if (!c->desc.experts_per_token || c->desc.experts_per_token > c->desc.experts)
-        return numoe_error_set(o->error, -EBADMSG, c->directory,
-                               "config.json says %s %llu of %llu experts", family->top_k_key,
-                               (unsigned long long)c->desc.experts_per_token,
-                               (unsigned long long)c->desc.experts);
-    return 0;
-}
-
-static int find_experts(struct opening *o)
-{
-    struct numoe_checkpoint *c = o->ckpt;
-    struct match *matches = NULL;
-    const json_t *section = o->config;
-    uint64_t count = 0;
-    int code;
-
-    code = find_family(o, &matches, &count);
-    if (code < 0)
-        return code;
-    if (c->family->section) {
-        section = json_object_get(o->config, c->family->section);
-        if (!json_is_object(section)) {
-            code = numoe_error_set(o->error, -EBADMSG, c->directory, "config.json has no object %s",
-                                   c->family->section);
-            goto out;
-        }
-    }
-    code = count_experts(o, section, matches, count);
-    if (code == 0)
-        code = place_experts(o, section, matches, count);
-    if (code == 0)
-        code = describe(o, section);
-out:
-    free(matches);
-    return code;
-}
-
 /* ---- open and close ------------------------------------------------------------------------- */
 
-int numoe_checkpoint_open(const char *directory, const struct numoe_log *log,
+/* The directory that the path names, or that the GGUF file it names is in. */
+static int enter(struct opening *o, const char *path, char **file)
+{
+    struct numoe_checkpoint *c = o->ckpt;
+    struct stat status;
+    int code;
+
+    if (stat(path, &status) < 0) {
+        code = -errno;
+        return numoe_error_set(o->error, code, path, "cannot open the checkpoint: %s",
+                               strerror(-code));
+    }
+    if (S_ISDIR(status.st_mode)) {
+        c->directory = strdup(path);
+    } else if (S_ISREG(status.st_mode) && has_suffix(path, GGUF_SUFFIX)) {
+        const char *slash = strrchr(path, '/');
+        *file = strdup(slash ? slash + 1 : path);
+        c->directory =
+            slash ? strndup(path, slash == path ? 1 : (size_t)(slash - path)) : strdup(".");
+        if (!*file)
+            return no_list(o);
+    } else {
+        return numoe_error_set(o->error, -ENOTDIR, path,
+                               "is not a checkpoint directory, nor a GGUF file");
+    }
+    return c->directory ? 0 : no_list(o);
+}
+
+/* All that there is to know without looking at a weight. */
+static int read_all(struct opening *o, const char *path)
+{
+    char *file = NULL;
+    int code = enter(o, path, &file);
+
+    if (code == 0 && !file && !has_safetensors(o->ckpt->directory))
+        code = find_gguf(o, &file);
+    o->gguf = file != NULL;
+    o->config_name = o->gguf ? "metadata" : CONFIG_NAME;
+    if (code == 0 && o->gguf) {
+        o->config = json_object();
+        code = o->config ? list_gguf(o, file) : no_list(o);
+    } else if (code == 0) {
+        code = load_json(o->ckpt->directory, CONFIG_NAME, CONFIG_LIMIT, &o->config, o->error);
+        if (code == 0)
+            code = find_files(o);
+    }
+    free(file);
+    if (code == 0)
+        code = numoe_tensors_create(&o->tensors, o->error);
+    if (code == 0)
+        code = resolve(o);
+    return code < 0 ? code : numoe_checkpoint_find_experts(o);
+}
+
+int numoe_checkpoint_open(const char *directory, const struct numoe_checkpoint_options *options,
                           struct numoe_checkpoint **checkpoint, struct numoe_error *error)
 {
-    struct opening o = {.error = error};
+    static const struct numoe_checkpoint_options defaults;
+    struct opening o = {.error = error, .options = options ? options : &defaults};
     struct numoe_checkpoint *c;
-    struct stat status;
     int code;
 
     if (!directory || !*directory)
         return numoe_error_set(error, -EINVAL, NULL, "no checkpoint directory is given");
-    if (stat(directory, &status) < 0) {
-        code = -errno;
-        return numoe_error_set(error, code, directory, "cannot open the checkpoint: %s",
-                               strerror(-code));
-    }
-    if (!S_ISDIR(status.st_mode))
-        return numoe_error_set(error, -ENOTDIR, directory, "is not a checkpoint directory");
     c = calloc(1, sizeof *c);
     if (!c)
         return numoe_error_set(error, -ENOMEM, directory, "no memory for the checkpoint");
     o.ckpt = c;
-    if (log)
-        c->log = *log;
+    if (o.options->log)
+        c->log = *o.options->log;
     c->desc = (struct numoe_model_desc)NUMOE_MODEL_DESC_INIT;
-    c->directory = strdup(directory);
-    if (!c->directory) {
-        code = numoe_error_set(error, -ENOMEM, directory, "no memory for the checkpoint");
-        goto out;
-    }
-    code = load_json(directory, "config.json", CONFIG_LIMIT, &o.config, error);
-    if (code == 0)
-        code = find_files(&o);
-    if (code == 0)
-        code = numoe_tensors_create(&o.tensors, error);
-    if (code == 0)
-        code = resolve(&o);
-    if (code == 0)
-        code = find_experts(&o);
-    if (code == 0)
+    code = read_all(&o, directory);
+    if (code == 0 && !o.gguf)
         report_strays(c);
-out:
     free(o.entries);
     numoe_tensors_destroy(o.tensors);
     json_decref(o.index);
@@ -839,6 +542,7 @@ void numoe_checkpoint_close(struct numoe_checkpoint *checkpoint)
     }
     free(checkpoint->shards);
     free(checkpoint->places);
+    numoe_family_file_free(checkpoint->own);
     free(checkpoint->directory);
     free(checkpoint);
 }
@@ -858,16 +562,9 @@ uint64_t numoe_checkpoint_file_layer(const struct numoe_checkpoint *checkpoint, 
     return checkpoint->first_layer + layer;
 }
 
-void numoe_checkpoint_expert(const struct numoe_checkpoint *checkpoint, uint64_t layer,
-                             uint64_t expert, struct numoe_extent parts[NUMOE_PART_COUNT])
+enum numoe_nibbles numoe_checkpoint_nibbles(const struct numoe_checkpoint *checkpoint)
 {
-    const struct place *places =
-        checkpoint->places + (layer * checkpoint->desc.experts + expert) * NUMOE_PART_COUNT;
-    unsigned i;
-
-    for (i = 0; i < NUMOE_PART_COUNT; i++)
-        parts[i] =
-            (struct numoe_extent){places[i].file, places[i].offset, checkpoint->part_bytes[i]};
+    return numoe_family_gguf(checkpoint->family) ? NUMOE_NIBBLES_SPLIT : NUMOE_NIBBLES_ADJACENT;
 }
 
 uint64_t numoe_checkpoint_expert_bytes(const struct numoe_checkpoint *checkpoint)

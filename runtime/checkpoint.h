@@ -1,9 +1,10 @@
 /*
- * checkpoint.h - a directory of safetensors files seen as a model's experts.
+ * checkpoint.h - safetensors or GGUF files seen as a model's experts.
  *
  * Everything that can be known without reading weights is checked when it is opened: every file
  * that the index names is there and sound, every tensor is in the file that the index says, every
- * expert of every layer has its six tensors, all of one shape, and config.json agrees.
+ * expert of every layer has its tensors, all of one shape, and no others, and config.json, or the
+ * metadata of GGUF, agrees.
  *
  * SPDX-License-Identifier: Apache-2.0
  */
@@ -13,25 +14,38 @@
 #include "families.h"
 #include "numoe.h"
 
+#include <stdbool.h>
 #include <stdint.h>
 
 struct numoe_checkpoint;
 
-/* Bytes of one tensor. */
+/* Where a part of an expert lies: `rows` rows of row_bytes, stride apart, from offset on. Parts may
+ * lie between each other's rows. All 0: the expert has no such part. */
 struct numoe_extent {
-    uint32_t file; /* 0 .. numoe_checkpoint_file_count - 1 */
-    uint64_t offset, bytes;
+    uint64_t offset, bytes; /* to the end of the last row */
+    uint64_t rows, row_bytes, stride;
+    uint32_t file;  /* 0 .. numoe_checkpoint_file_count - 1 */
+    uint16_t step;  /* from one block of codes, or one scale, of a row to the next; bytes */
+    uint16_t dtype; /* enum numoe_dtype; of biases */
+};
+
+struct numoe_checkpoint_options {
+    const struct numoe_log *log; /* where notices go; copied. NULL: nowhere */
+    bool draft;                  /* the model's draft layers, and not its others */
+    const char *family;          /* path of a description of a family (family_file.h), which is
+                                    taken whatever other is known; NULL: none */
 };
 
 /**
  * Open a directory with config.json and either model.safetensors.index.json and its shards, or
- * model.safetensors. Files that no index names are left alone and reported through log.
- * @param log  NULL, or where notices go; copied
+ * model.safetensors; or one of GGUF files; or a GGUF file, the first of them where it is split.
+ * Safetensors files that no index names are left alone and reported through log.
+ * @param options  NULL for defaults
  * @return 0; -ENOENT (all missing files named, as far as a message holds; each through log),
  *         -EBADMSG (file, tensor and numbers named), -ENOTSUP (what was found is named), -ENOMEM,
  *         and what opening and reading files returns
  */
-int numoe_checkpoint_open(const char *directory, const struct numoe_log *log,
+int numoe_checkpoint_open(const char *directory, const struct numoe_checkpoint_options *options,
                           struct numoe_checkpoint **checkpoint, struct numoe_error *error);
 void numoe_checkpoint_close(struct numoe_checkpoint *checkpoint);
 
@@ -41,7 +55,10 @@ const struct numoe_family *numoe_checkpoint_family(const struct numoe_checkpoint
 /* The number that a MoE layer, counted from 0, has in the files. */
 uint64_t numoe_checkpoint_file_layer(const struct numoe_checkpoint *checkpoint, uint64_t layer);
 
-/* Where the six tensors of an expert lie; layer and expert below the description's counts. */
+/* How codes of a byte are ordered, in all of its experts. */
+enum numoe_nibbles numoe_checkpoint_nibbles(const struct numoe_checkpoint *checkpoint);
+
+/* Where the parts of an expert lie; layer and expert below the description's counts. */
 void numoe_checkpoint_expert(const struct numoe_checkpoint *checkpoint, uint64_t layer,
                              uint64_t expert, struct numoe_extent parts[NUMOE_PART_COUNT]);
 

@@ -72,13 +72,15 @@ static int describe_checkpoint(const char *verb, const struct cli_values *values
     struct numoe_error error = NUMOE_ERROR_INIT;
     struct numoe_checkpoint *checkpoint = NULL;
     struct numoe_log log = cli_log();
+    struct numoe_checkpoint_options options = {
+        .log = &log, .draft = values->draft, .family = values->family};
 
     if (values->experts || values->format) {
         cli_error(verb, "--%s goes with --model: a checkpoint has the %s it has",
                   values->experts ? "experts" : "format", values->experts ? "experts" : "format");
         return CLI_USAGE;
     }
-    if (numoe_checkpoint_open(values->directory, &log, &checkpoint, &error))
+    if (numoe_checkpoint_open(values->directory, &options, &checkpoint, &error))
         return cli_report(values->directory, CLI_STAGE_INPUT, &error);
     *desc = *numoe_checkpoint_desc(checkpoint);
     numoe_checkpoint_close(checkpoint);
@@ -98,6 +100,11 @@ int cli_model_describe(const char *verb, const struct cli_values *values,
 
     if (part && (values->model || values->directory)) {
         cli_error(verb, "--%s is of a model without a name: it goes without --model and DIR", part);
+        return CLI_USAGE;
+    }
+    if (!values->directory && (values->draft || values->family)) {
+        cli_error(verb, "--%s is of the checkpoint in a directory",
+                  values->draft ? "draft" : "family");
         return CLI_USAGE;
     }
     if (part)

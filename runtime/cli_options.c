@@ -44,11 +44,16 @@ static const struct option_text option_texts[] = {
     [CLI_DOMAINS] = {"domains", "N",
                      "nodes share memory channels in so many groups, as many in each package\n"
                      "(default: as far as the machine says)"},
+    [CLI_DRAFT] = {"draft", NULL, "the model's draft layers (mtp.0. and on), and not its own"},
+    [CLI_DRAFT_TOO] = {"draft", NULL, "with a draft layer, mtp.0., behind the others"},
     [CLI_DURATION] = {"duration", "SECONDS", "how long to go on (default: 60)"},
     [CLI_EP] = {"ep", "N", "expert parallel: N parts of the experts, each for ranks of its own"},
     [CLI_EXPERTS] = {"experts", "N", "routed experts in a layer (default: the model's)"},
     [CLI_EXPERTS_PER_TOKEN] = {"experts-per-token", "N",
                                "routed experts that a token chooses in a layer"},
+    [CLI_FAMILY] = {"family", "FILE",
+                    "what the tensors are called and mean is described in FILE, as JSON\n"
+                    "(runtime/family_file.h says how)"},
     [CLI_EXPLAIN] = {"explain", "node:N|worker:N|expert:LAYER.EXPERT",
                      "say why it is where it is, and nothing else"},
     [CLI_FORM] = {"form", "auto|every|groups[:N]|experts",
@@ -80,6 +85,9 @@ static const struct option_text option_texts[] = {
     [CLI_KEEP_FREE] = {"keep-free", "SIZE",
                        "leave this much memory of each node free, as in 2GiB or 500MB"},
     [CLI_LAYERS] = {"layers", "N", "MoE layers (default: the model's)"},
+    [CLI_LAYOUT] = {"layout", "own|gguf|gguf-merged",
+                    "the maker's own files, or GGUF with gate and up apart or in one tensor\n"
+                    "(default: own)"},
     [CLI_MEASURE] = {"measure", NULL,
                      "measure how fast each memory node is read from where: a third of a second\n"
                      "for each pair, 1024 pairs at most"},
@@ -156,6 +164,22 @@ enum {
     OPTION_FIRST = 256,
     HELP_COLUMN = 26
 };
+
+static int parse_layout(const char *text, enum numoe_synth_layout *layout,
+                        struct numoe_error *error)
+{
+    static const char *const names[] = {[NUMOE_SYNTH_OWN] = "own",
+                                        [NUMOE_SYNTH_GGUF] = "gguf",
+                                        [NUMOE_SYNTH_GGUF_MERGED] = "gguf-merged"};
+
+    for (unsigned i = 0; i < sizeof names / sizeof names[0]; i++)
+        if (!strcmp(names[i], text)) {
+            *layout = (enum numoe_synth_layout)i;
+            return 0;
+        }
+    return numoe_error_set(error, -EINVAL, NULL, "\"%s\" is none of own, gguf and gguf-merged",
+                           text);
+}
 
 static int parse_policy(const char *text, enum numoe_memory_policy *policy,
                         struct numoe_error *error)
@@ -458,6 +482,17 @@ static int set_option(enum cli_option option, const char *text, struct cli_value
         return parse_count(text, UINT32_MAX, &values->experts, error);
     case CLI_EXPERTS_PER_TOKEN:
         return parse_count(text, UINT32_MAX, &values->experts_per_token, error);
+    case CLI_DRAFT:
+    case CLI_DRAFT_TOO:
+        values->draft = true;
+        return 0;
+    case CLI_FAMILY:
+        if (!*text)
+            return numoe_error_set(error, -EINVAL, NULL, "is empty; a file is needed");
+        values->family = text;
+        return 0;
+    case CLI_LAYOUT:
+        return parse_layout(text, &values->layout, error);
     case CLI_EXPLAIN:
         values->explain = text;
         return 0;

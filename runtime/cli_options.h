@@ -10,6 +10,7 @@
 #include "base/numoe_types.h"
 #include "bench.h"
 #include "predict.h"
+#include "synth.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -33,11 +34,14 @@ enum cli_option {
     CLI_BATCH_INVARIANT,
     CLI_CPUS,
     CLI_DOMAINS,
+    CLI_DRAFT,
+    CLI_DRAFT_TOO,
     CLI_DURATION,
     CLI_EP,
     CLI_EXPERTS,
     CLI_EXPERTS_PER_TOKEN,
     CLI_EXPLAIN,
+    CLI_FAMILY,
     CLI_FORM,
     CLI_FORMAT,
     CLI_GPU,
@@ -50,6 +54,7 @@ enum cli_option {
     CLI_JSON,
     CLI_KEEP_FREE,
     CLI_LAYERS,
+    CLI_LAYOUT,
     CLI_MEASURE,
     CLI_MEASURE_TIME,
     CLI_MEMORY,
@@ -111,13 +116,15 @@ enum { CLI_MAX_RANKS = 1024 };
 
 /* What the command line says; zero or NULL where it says nothing. */
 struct cli_values {
-    const char *directory, *model, *save, *topology, *svg, *png, *plan, *as_if, *trace;
+    const char *directory, *model, *save, *topology, *svg, *png, *plan, *as_if, *trace, *family;
     struct cli_list cpus, nodes, tokens;
     uint64_t duration_s, experts, idle_s, layers, keep_free_bytes, seed, steps;
     uint64_t experts_per_token, hidden, intermediate;
     enum numoe_format format;
     uint32_t repeat, threads, workers;
     bool json, measure, once, smt, gpu, resident, stream, spill, batch_invariant;
+    bool draft;
+    enum numoe_synth_layout layout;
     enum numoe_memory_policy memory_policy;
     enum numoe_bench_routing routing;
     enum cli_stats stats;

@@ -304,6 +304,8 @@ static int run(const struct cli_values *values)
     if (code)
         goto close;
     load.arithmetic = values->arithmetic_count ? values->arithmetics[0] : NUMOE_FAST;
+    load.draft = values->draft;
+    load.family_file = values->family;
     load.progress = watch_loading;
     load.user = &report;
     if (numoe_model_load(context, values->directory, &load, &model, &error)) {
@@ -371,14 +373,15 @@ static const enum cli_option options[] = {
     CLI_SPILL,    CLI_NODES,        CLI_CPUS,      CLI_FORM,
     CLI_OPTIMIZE, CLI_RESERVE_CPUS, CLI_KEEP_FREE, CLI_SEED,
     CLI_GPU,      CLI_STREAM,       CLI_STATS,     CLI_TRACE,
-    CLI_JSON,     CLI_END};
+    CLI_DRAFT,    CLI_FAMILY,       CLI_JSON,      CLI_END};
 
 const struct cli_verb cli_run = {
     .name = "run",
     .arguments = "DIR",
     .summary = "load a checkpoint's experts, execute its MoE layers, check and time them",
     .description =
-        "Recognise the checkpoint in DIR by its files, load its routed experts onto the\n"
+        "Recognise the checkpoint in DIR, a directory or a GGUF file, by its files, load its "
+        "routed experts onto the\n"
         "memory nodes of this machine, and execute each MoE layer on random activations with\n"
         "random routing. Shows for each layer the time, the bytes of experts read and their\n"
         "share of the read bandwidth measured at the same time, the distance of some outputs\n"

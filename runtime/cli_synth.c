@@ -32,6 +32,8 @@ static int run(const struct cli_values *values)
     options.layers = values->layers;
     options.experts = values->experts;
     options.seed = values->seed;
+    options.layout = values->layout;
+    options.draft = values->draft;
     options.progress = show_progress;
     code = numoe_synth_write(values->directory, &options, &error);
     cli_progress_end();
@@ -42,7 +44,8 @@ static int run(const struct cli_values *values)
     return cli_flush(CLI_OK);
 }
 
-static const enum cli_option options[] = {CLI_MODEL, CLI_LAYERS, CLI_EXPERTS, CLI_SEED, CLI_END};
+static const enum cli_option options[] = {CLI_MODEL,     CLI_LAYERS, CLI_EXPERTS, CLI_LAYOUT,
+                                          CLI_DRAFT_TOO, CLI_SEED,   CLI_END};
 
 const struct cli_verb cli_synth = {
     .name = "synth",
@@ -50,7 +53,8 @@ const struct cli_verb cli_synth = {
     .summary = "write a checkpoint of random weights in a model's own layout",
     .description =
         "Write a checkpoint of a model with random weights into DIR, with the model's own\n"
-        "tensor names, types, shapes, shards, index and config.json, for trying and testing.\n",
+        "tensor names, types, shapes, shards, index and config.json, or as GGUF files, for trying\n"
+        "and testing.\n",
     .directory = CLI_DIRECTORY_REQUIRED,
     .options = options,
     .run = run,

@@ -7,42 +7,78 @@
 #include <stdio.h>
 #include <string.h>
 
+/* Codes and scales of each of an expert's matrices, by the names of gate, up and down. */
+#define MATRIX(MATRIX, NAME, CODES, SCALES, CODES_TYPE, SCALES_TYPE)                               \
+    {MATRIX, NUMOE_TENSOR_CODES, NAME "." CODES, CODES_TYPE},                                      \
+    {                                                                                              \
+        MATRIX, NUMOE_TENSOR_SCALES, NAME "." SCALES, SCALES_TYPE                                  \
+    }
+#define MATRICES(STEM, GATE, UP, DOWN, ...)                                                        \
+    MATRIX(NUMOE_TENSOR_GATE, STEM "{expert}." GATE, __VA_ARGS__),                                 \
+        MATRIX(NUMOE_TENSOR_UP, STEM "{expert}." UP, __VA_ARGS__),                                 \
+        MATRIX(NUMOE_TENSOR_DOWN, STEM "{expert}." DOWN, __VA_ARGS__)
+
+#define DEEPSEEK_V4(STEM, LAYERS_KEY)                                                              \
+    .supported = true,                                                                             \
+    .tensors = {MATRICES(STEM, "w1", "w3", "w2", "weight", "scale", NUMOE_DTYPE_I8,                \
+                         NUMOE_DTYPE_F8_E8M0)},                                                    \
+    .stems = {STEM}, .architecture = "DeepseekV4ForCausalLM", .model_type = "deepseek_v4",         \
+    .layers_key = (LAYERS_KEY), .experts_key = "n_routed_experts",                                 \
+    .top_k_key = "num_experts_per_tok", .hidden_key = "hidden_size",                               \
+    .intermediate_key = "moe_intermediate_size", .limit_key = "swiglu_limit", .act = "silu",       \
+    .experts_per_token = 6, .activation = {.kind = NUMOE_SILU_CLAMPED, .limit = 10}
+
+/* What metadata of GGUF calls numbers, less the architecture before them. */
+#define GGUF                                                                                       \
+    .supported = true, .optional_bias = true, .layers_key = "block_count",                         \
+    .dense_layers_key = "leading_dense_block_count", .experts_key = "expert_count",                \
+    .top_k_key = "expert_used_count", .hidden_key = "embedding_length",                            \
+    .intermediate_key = "expert_feed_forward_length", .limit_key = "swiglu_clamp_exp",             \
+    .architectures = gguf_architectures,                                                           \
+    .stems = {"blk.{layer}.ffn_gate_exps", "blk.{layer}.ffn_up_exps", "blk.{layer}.ffn_down_exps", \
+              "blk.{layer}.ffn_gate_up_exps"}
+#define GGUF_TENSOR(MATRIX, NAME)                                                                  \
+    {                                                                                              \
+        MATRIX, NUMOE_TENSOR_BLOCKS, "blk.{layer}." NAME ".weight", NUMOE_DTYPE_MXFP4              \
+    }
+#define GGUF_BIAS(MATRIX, NAME)                                                                    \
+    {                                                                                              \
+        MATRIX, NUMOE_TENSOR_BIAS, "blk.{layer}." NAME ".bias", NUMOE_DTYPE_F32                    \
+    }
+
+static const struct numoe_architecture gguf_architectures[] = {
+    {"gpt-oss", true, {.kind = NUMOE_SWIGLU_OAI, .limit = 7, .alpha = 1.702f}},
+    {"deepseek4", false, {.kind = NUMOE_SILU_CLAMPED, .limit = 10}},
+    {"deepseek2", false, {.kind = NUMOE_SILU_CLAMPED}}, /* limit 0: none */
+    {"glm4moe", false, {.kind = NUMOE_SILU_CLAMPED}},
+    {"qwen3moe", false, {.kind = NUMOE_SILU_CLAMPED}},
+    {"qwen3next", false, {.kind = NUMOE_SILU_CLAMPED}},
+    {"minimax-m2", false, {.kind = NUMOE_SILU_CLAMPED}},
+    {NULL, false, {0}},
+};
+
 static const struct numoe_family families[] = {
     {
         .name = "deepseek-v4",
         .title = "DeepSeek-V4",
-        .supported = true,
-        .prefix = "layers.",
-        .middle = ".ffn.experts.",
-        .matrices = {"w1", "w3", "w2"},
-        .codes = "weight",
-        .scales = "scale",
-        .codes_dtype = NUMOE_DTYPE_I8,
-        .scales_dtype = NUMOE_DTYPE_F8_E8M0,
-        .architecture = "DeepseekV4ForCausalLM",
-        .model_type = "deepseek_v4",
-        .layers_key = "num_hidden_layers",
-        .experts_key = "n_routed_experts",
-        .top_k_key = "num_experts_per_tok",
-        .hidden_key = "hidden_size",
-        .intermediate_key = "moe_intermediate_size",
-        .limit_key = "swiglu_limit",
-        .act = "silu",
-        .experts_per_token = 6,
-        .activation = {.kind = NUMOE_SILU_CLAMPED, .limit = 10},
+        DEEPSEEK_V4("layers.{layer}.ffn.experts.", "num_hidden_layers"),
+        .gguf = "deepseek4",
+    },
+    {
+        .name = "deepseek-v4-draft",
+        .title = "a draft of DeepSeek-V4",
+        .draft = true,
+        DEEPSEEK_V4("mtp.{layer}.ffn.experts.", "num_nextn_predict_layers"),
     },
     {
         /* The experts see a latent of their own width, so hidden_size says nothing about H. */
         .name = "kimi-k3",
         .title = "Kimi-K3",
         .supported = true,
-        .prefix = "language_model.model.layers.",
-        .middle = ".block_sparse_moe.experts.",
-        .matrices = {"w1", "w3", "w2"},
-        .codes = "weight_packed",
-        .scales = "weight_scale",
-        .codes_dtype = NUMOE_DTYPE_U8,
-        .scales_dtype = NUMOE_DTYPE_U8,
+        .tensors = {MATRICES("language_model.model.layers.{layer}.block_sparse_moe.experts.", "w1",
+                             "w3", "w2", "weight_packed", "weight_scale", NUMOE_DTYPE_U8,
+                             NUMOE_DTYPE_U8)},
+        .stems = {"language_model.model.layers.{layer}.block_sparse_moe.experts."},
         .architecture = "KimiK3ForConditionalGeneration",
         .model_type = "kimi_k3",
         .section = "text_config",
@@ -57,11 +93,55 @@ static const struct numoe_family families[] = {
         .activation = {.kind = NUMOE_SITU, .gate_cap = 4, .up_cap = 25},
     },
     {
+#define GPT_OSS "model.layers.{layer}.mlp.experts."
         .name = "gpt-oss",
         .title = "GPT-OSS",
-        .marker = ".mlp.experts.gate_up_proj_blocks",
+        .supported = true,
+        .tensors =
+            {{NUMOE_TENSOR_GATE_UP, NUMOE_TENSOR_CODES, GPT_OSS "gate_up_proj_blocks",
+              NUMOE_DTYPE_U8},
+             {NUMOE_TENSOR_GATE_UP, NUMOE_TENSOR_SCALES, GPT_OSS "gate_up_proj_scales",
+              NUMOE_DTYPE_U8},
+             {NUMOE_TENSOR_DOWN, NUMOE_TENSOR_CODES, GPT_OSS "down_proj_blocks", NUMOE_DTYPE_U8},
+             {NUMOE_TENSOR_DOWN, NUMOE_TENSOR_SCALES, GPT_OSS "down_proj_scales", NUMOE_DTYPE_U8},
+             {NUMOE_TENSOR_GATE_UP, NUMOE_TENSOR_BIAS, GPT_OSS "gate_up_proj_bias",
+              NUMOE_DTYPE_BF16},
+             {NUMOE_TENSOR_DOWN, NUMOE_TENSOR_BIAS, GPT_OSS "down_proj_bias", NUMOE_DTYPE_BF16}},
+        .gate_up = NUMOE_GATE_UP_INTERLEAVED,
+        .stems = {GPT_OSS "gate_up_proj", GPT_OSS "down_proj"},
         .architecture = "GptOssForCausalLM",
         .model_type = "gpt_oss",
+        .layers_key = "num_hidden_layers",
+        .experts_key = "num_local_experts",
+        .top_k_key = "num_experts_per_tok",
+        .hidden_key = "hidden_size",
+        .intermediate_key = "intermediate_size",
+        .limit_key = "swiglu_limit",
+        .act = "silu",
+        .experts_per_token = 4,
+        .activation = {.kind = NUMOE_SWIGLU_OAI, .limit = 7, .alpha = 1.702f},
+        .gguf = "gpt-oss",
+    },
+    {
+        .name = "gguf",
+        .title = "GGUF",
+        GGUF,
+        .tensors = {GGUF_TENSOR(NUMOE_TENSOR_GATE, "ffn_gate_exps"),
+                    GGUF_TENSOR(NUMOE_TENSOR_UP, "ffn_up_exps"),
+                    GGUF_TENSOR(NUMOE_TENSOR_DOWN, "ffn_down_exps"),
+                    GGUF_BIAS(NUMOE_TENSOR_GATE, "ffn_gate_exps"),
+                    GGUF_BIAS(NUMOE_TENSOR_UP, "ffn_up_exps"),
+                    GGUF_BIAS(NUMOE_TENSOR_DOWN, "ffn_down_exps")},
+    },
+    {
+        .name = "gguf-merged",
+        .title = "GGUF with gate and up in one",
+        GGUF,
+        .gate_up = NUMOE_GATE_FIRST,
+        .tensors = {GGUF_TENSOR(NUMOE_TENSOR_GATE_UP, "ffn_gate_up_exps"),
+                    GGUF_TENSOR(NUMOE_TENSOR_DOWN, "ffn_down_exps"),
+                    GGUF_BIAS(NUMOE_TENSOR_GATE_UP, "ffn_gate_up_exps"),
+                    GGUF_BIAS(NUMOE_TENSOR_DOWN, "ffn_down_exps")},
     },
     {
         .name = "gate-proj",
@@ -129,40 +209,76 @@ static bool number(const char **at, uint32_t *out)
     return true;
 }
 
-bool numoe_family_match(const struct numoe_family *family, const char *tensor, uint32_t *layer,
-                        uint32_t *expert, enum numoe_part *part)
+/* How far a name follows a pattern: the rest of it behind the pattern's end, or NULL. */
+static const char *follow(const char *pattern, const char *name, uint32_t *layer, uint32_t *expert)
 {
-    const char *at = tensor;
-    unsigned matrix;
-
-    if (!family->supported)
-        return false;
-    if (!skip(&at, family->prefix) || !number(&at, layer) || !skip(&at, family->middle) ||
-        !number(&at, expert) || !skip(&at, "."))
-        return false;
-    for (matrix = 0; matrix < 3; matrix++) {
-        const char *rest = at;
-        if (!skip(&rest, family->matrices[matrix]) || !skip(&rest, "."))
+    while (*pattern) {
+        if (*pattern != '{') {
+            if (*pattern++ != *name++)
+                return NULL;
             continue;
-        if (!strcmp(rest, family->codes))
-            *part = (enum numoe_part)(2 * matrix);
-        else if (!strcmp(rest, family->scales))
-            *part = (enum numoe_part)(2 * matrix + 1);
-        else
-            return false;
-        return true;
+        }
+        if (skip(&pattern, "{layer}")) {
+            if (!number(&name, layer))
+                return NULL;
+        } else if (!skip(&pattern, "{expert}") || !number(&name, expert)) {
+            return NULL;
+        }
     }
+    return name;
+}
+
+unsigned numoe_family_tensors(const struct numoe_family *family, bool bias)
+{
+    unsigned count = 0;
+
+    while (count < NUMOE_FAMILY_TENSORS && family->tensors[count].name &&
+           (bias || family->tensors[count].kind != NUMOE_TENSOR_BIAS))
+        count++;
+    return count;
+}
+
+bool numoe_family_stacked(const struct numoe_family *family)
+{
+    return !strstr(family->tensors[0].name, "{expert}");
+}
+
+bool numoe_family_gguf(const struct numoe_family *family)
+{
+    return family->tensors[0].kind == NUMOE_TENSOR_BLOCKS;
+}
+
+int numoe_family_match(const struct numoe_family *family, const char *tensor, uint32_t *layer,
+                       uint32_t *expert)
+{
+    const unsigned count = numoe_family_tensors(family, true);
+
+    *expert = 0;
+    for (unsigned t = 0; t < count; t++) {
+        const char *rest = follow(family->tensors[t].name, tensor, layer, expert);
+        if (rest && !*rest)
+            return (int)t;
+    }
+    return -1;
+}
+
+bool numoe_family_stem(const struct numoe_family *family, const char *tensor)
+{
+    uint32_t layer, expert;
+
+    for (unsigned s = 0; s < NUMOE_FAMILY_STEMS && family->stems[s]; s++)
+        if (follow(family->stems[s], tensor, &layer, &expert))
+            return true;
     return false;
 }
 
 bool numoe_family_marks(const struct numoe_family *family, const char *tensor)
 {
     uint32_t layer, expert;
-    enum numoe_part part;
     const char *at;
 
     if (family->supported)
-        return numoe_family_match(family, tensor, &layer, &expert, &part);
+        return numoe_family_match(family, tensor, &layer, &expert) >= 0;
     at = strstr(tensor, family->marker);
     if (!at || !family->marker_end)
         return at != NULL;
@@ -170,12 +286,52 @@ bool numoe_family_marks(const struct numoe_family *family, const char *tensor)
     return number(&at, &expert) && !strcmp(at, family->marker_end);
 }
 
-int numoe_family_tensor(const struct numoe_family *family, uint64_t layer, uint64_t expert,
-                        enum numoe_part part, char *name, size_t size)
+int numoe_family_tensor_name(const struct numoe_family *family, uint64_t layer, uint64_t expert,
+                             unsigned tensor, char *name, size_t size)
 {
-    return snprintf(name, size, "%s%llu%s%llu.%s.%s", family->prefix, (unsigned long long)layer,
-                    family->middle, (unsigned long long)expert, family->matrices[part / 2],
-                    part % 2 ? family->scales : family->codes);
+    const char *at = family->tensors[tensor].name;
+    size_t used = 0;
+
+    while (*at) {
+        char *out = name + (used < size ? used : size);
+        const size_t room = used < size ? size - used : 0;
+
+        if (skip(&at, "{layer}"))
+            used += (size_t)snprintf(out, room, "%llu", (unsigned long long)layer);
+        else if (skip(&at, "{expert}"))
+            used += (size_t)snprintf(out, room, "%llu", (unsigned long long)expert);
+        else
+            used += (size_t)snprintf(out, room, "%c", *at++);
+    }
+    return (int)used;
+}
+
+int numoe_family_holder(const struct numoe_family *family, enum numoe_part part)
+{
+    const bool bias = part >= NUMOE_PART_GATE_BIAS;
+    const enum numoe_tensor_matrix matrix =
+        (enum numoe_tensor_matrix)(bias ? part - NUMOE_PART_GATE_BIAS : part / 2);
+    const enum numoe_tensor_kind kind = bias       ? NUMOE_TENSOR_BIAS
+                                        : part % 2 ? NUMOE_TENSOR_SCALES
+                                                   : NUMOE_TENSOR_CODES;
+    const unsigned count = numoe_family_tensors(family, true);
+
+    for (unsigned t = 0; t < count; t++) {
+        const struct numoe_family_tensor *tensor = &family->tensors[t];
+
+        if ((tensor->kind == kind || (!bias && tensor->kind == NUMOE_TENSOR_BLOCKS)) &&
+            (tensor->matrix == matrix ||
+             (tensor->matrix == NUMOE_TENSOR_GATE_UP && matrix != NUMOE_TENSOR_DOWN)))
+            return (int)t;
+    }
+    return -1;
+}
+
+bool numoe_family_merged(const struct numoe_family *family, enum numoe_part part)
+{
+    const int tensor = numoe_family_holder(family, part);
+
+    return tensor >= 0 && family->tensors[tensor].matrix == NUMOE_TENSOR_GATE_UP;
 }
 
 #define DESC(FORMAT, L, E, K, H, I)                                                                \

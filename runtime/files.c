@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -119,4 +120,25 @@ out:
     free(buffer);
     close(fd);
     return code;
+}
+
+int numoe_file_json(const char *path, uint64_t limit, json_t **root, struct numoe_error *error)
+{
+    json_error_t parse_error;
+    char *text = NULL;
+    uint64_t bytes;
+    int code = numoe_file_slurp(path, limit, &text, &bytes, error);
+
+    if (code < 0)
+        return code;
+    *root = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &parse_error);
+    free(text);
+    if (!*root)
+        return numoe_error_set(
+            error, json_error_code(&parse_error) == json_error_out_of_memory ? -ENOMEM : -EBADMSG,
+            path, "is not sound JSON at byte %d: %s", parse_error.position,
+            numoe_quote(parse_error.text).text);
+    if (!json_is_object(*root))
+        return numoe_error_set(error, -EBADMSG, path, "is not a JSON object");
+    return 0;
 }

@@ -40,4 +40,13 @@ int numoe_file_read(int fd, const char *path, void *buffer, uint64_t bytes, uint
 int numoe_file_slurp(const char *path, uint64_t limit, char **text, uint64_t *bytes,
                      struct numoe_error *error);
 
+struct json_t;
+
+/*
+ * Read a file that holds one JSON object with unique keys; to be released by json_decref.
+ * @return as numoe_file_slurp; -EBADMSG when it is none, with the place
+ */
+int numoe_file_json(const char *path, uint64_t limit, struct json_t **root,
+                    struct numoe_error *error);
+
 #endif

@@ -8,7 +8,7 @@
  * thread waits for the disk, and helps with packing when the disk is ahead.
  *
  * Memory beyond the model's own: the slots, at most SLOT_BYTES or SLOTS_MIN experts, whichever is
- * more, but no more than there is, and 6 places of 16 bytes an expert.
+ * more, but no more than there is, and 16 bytes for each expert tensor in the files.
  *
  * SPDX-License-Identifier: Apache-2.0
  */
@@ -20,6 +20,7 @@
 #include "reader.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -51,6 +52,7 @@ struct slot {
     unsigned read_count, reads_left;
     uint8_t *parts[NUMOE_PART_COUNT];
     struct numoe_extent extents[NUMOE_PART_COUNT];
+    float *biases; /* gate, up, down; NULL without */
     struct slot *link;
 };
 
@@ -87,6 +89,7 @@ struct load {
     uint64_t expert_bytes; /* that are read of each */
     uint8_t *memory;
     uint64_t memory_bytes;
+    float *biases; /* of all slots */
     struct slot slots[SLOTS_MAX], *free_slots;
     uint32_t reading; /* slots that wait for the reader */
     struct slot *arrived, **arrived_tail;
@@ -122,13 +125,10 @@ static void find_parts(const struct load *l, uint64_t layer, uint64_t expert,
     unsigned p;
 
     numoe_checkpoint_expert(l->ckpt, layer, expert, parts);
-    for (p = 0; p < NUMOE_PART_COUNT; p++) {
-        const uint64_t row = parts[p].bytes / rows;
-
-        if (p == NUMOE_PART_DOWN_CODES || p == NUMOE_PART_DOWN_SCALES)
-            continue;
-        parts[p].offset += first * row;
-        parts[p].bytes = (end - first) * row;
+    for (p = NUMOE_PART_GATE_CODES; p <= NUMOE_PART_UP_SCALES; p++) {
+        parts[p].offset += first * parts[p].stride;
+        parts[p].rows = end - first;
+        parts[p].bytes = (parts[p].rows - 1) * parts[p].stride + parts[p].row_bytes;
     }
 }
 
@@ -136,13 +136,15 @@ static void find_parts(const struct load *l, uint64_t layer, uint64_t expert,
 static uint64_t read_bytes(const struct load *l)
 {
     const struct numoe_range *range = &numoe_model_plan(l->model)->range;
-    struct numoe_extent parts[NUMOE_PART_COUNT];
-    uint64_t bytes = 0;
+    struct numoe_extent whole[NUMOE_PART_COUNT], parts[NUMOE_PART_COUNT];
+    uint64_t bytes = numoe_checkpoint_expert_bytes(l->ckpt);
     unsigned p;
 
+    numoe_checkpoint_expert(l->ckpt, 0, range->first_expert, whole);
     find_parts(l, 0, range->first_expert, parts);
-    for (p = 0; p < NUMOE_PART_COUNT; p++)
-        bytes += parts[p].bytes;
+    for (p = NUMOE_PART_GATE_CODES; p <= NUMOE_PART_UP_SCALES; p++)
+        bytes -= (whole[p].rows - parts[p].rows) *
+                 (p % 2 ? l->desc->hidden / NUMOE_TILE : l->desc->hidden / 2);
     return bytes;
 }
 
@@ -165,7 +167,7 @@ static int list_turns(struct load *l)
             find_parts(l, layer, expert, parts);
             *turn =
                 (struct turn){parts[0].offset, parts[0].file, (uint32_t)layer, (uint32_t)expert};
-            for (p = 1; p < NUMOE_PART_COUNT; p++)
+            for (p = 1; p < NUMOE_PART_GATE_BIAS; p++)
                 if (parts[p].file < turn->file ||
                     (parts[p].file == turn->file && parts[p].offset < turn->offset)) {
                     turn->file = parts[p].file;
@@ -197,12 +199,18 @@ static int open_reader(struct load *l)
     return code;
 }
 
+/* Floats of the biases of an expert. */
+static uint64_t bias_count(const struct load *l)
+{
+    return l->desc->bias ? 2 * l->desc->intermediate + l->desc->hidden : 0;
+}
+
 static int make_slots(struct load *l)
 {
     const uint64_t asked = l->options->buffer_bytes, least = asked ? 1 : SLOTS_MIN;
     uint64_t each, count, room, i;
 
-    /* Six windows at worst, each with less than a block lost on either side. */
+    /* A window for each part at worst, each with less than a block lost on either side. */
     if (!numoe_round_up_u64(numoe_checkpoint_expert_bytes(l->ckpt) +
                                 NUMOE_PART_COUNT * 2 * NUMOE_READ_ALIGN,
                             NUMOE_READ_ALIGN, &each))
@@ -232,41 +240,55 @@ static int make_slots(struct load *l)
         return numoe_error_set(l->error, -ENOMEM, NULL, "no memory for %llu bytes of read buffers",
                                (unsigned long long)l->memory_bytes);
     }
+    if (bias_count(l)) {
+        l->biases = calloc(count, bias_count(l) * sizeof *l->biases);
+        if (!l->biases)
+            return numoe_error_set(l->error, -ENOMEM, NULL, "no memory for biases");
+    }
     madvise(l->memory, l->memory_bytes, MADV_HUGEPAGE); /* fewer pages to pin for each read */
     for (i = count; i-- > 0;) {
         l->slots[i].memory = l->memory + i * each;
+        l->slots[i].biases = l->biases ? l->biases + i * bias_count(l) : NULL;
         l->slots[i].link = l->free_slots;
         l->free_slots = &l->slots[i];
     }
     return 0;
 }
 
-/* Start reading the next expert into a slot. */
-static int start_slot(struct load *l, struct slot *slot)
+/* Parts that there are, in the order in which they lie in the files. */
+static unsigned order_parts(const struct numoe_extent parts[NUMOE_PART_COUNT],
+                            unsigned order[NUMOE_PART_COUNT])
 {
-    struct numoe_extent parts[NUMOE_PART_COUNT];
-    unsigned order[NUMOE_PART_COUNT], of_read[NUMOE_PART_COUNT] = {0}, i, j;
-    uint64_t used = 0;
-    int code;
+    unsigned count = 0, i, j;
 
-    slot->turn = l->turns[l->next_turn++];
-    slot->read_count = 0;
-    find_parts(l, slot->turn.layer, slot->turn.expert, parts);
     for (i = 0; i < NUMOE_PART_COUNT; i++) {
-        for (j = i; j > 0 && (parts[order[j - 1]].file > parts[i].file ||
-                              (parts[order[j - 1]].file == parts[i].file &&
-                               parts[order[j - 1]].offset > parts[i].offset));
+        if (!parts[i].bytes)
+            continue;
+        for (j = count++; j > 0 && (parts[order[j - 1]].file > parts[i].file ||
+                                    (parts[order[j - 1]].file == parts[i].file &&
+                                     parts[order[j - 1]].offset > parts[i].offset));
              j--)
             order[j] = order[j - 1];
         order[j] = i;
     }
-    for (i = 0; i < NUMOE_PART_COUNT; i++) {
+    return count;
+}
+
+/* Few ranges that hold all parts: those that overlap, or nearly touch, are read as one. */
+static void join_parts(struct slot *slot, const struct numoe_extent parts[NUMOE_PART_COUNT],
+                       unsigned of_read[NUMOE_PART_COUNT])
+{
+    unsigned order[NUMOE_PART_COUNT], count = order_parts(parts, order), i;
+
+    slot->read_count = 0;
+    for (i = 0; i < count; i++) {
         const struct numoe_extent *part = &parts[order[i]];
         struct numoe_read *last = slot->reads + slot->read_count - 1;
 
         if (slot->read_count && last->file == part->file &&
-            part->offset - (last->offset + last->bytes) <= JOIN_GAP) {
-            last->bytes = part->offset + part->bytes - last->offset;
+            part->offset <= last->offset + last->bytes + JOIN_GAP) {
+            const uint64_t bytes = part->offset + part->bytes - last->offset;
+            last->bytes = bytes > last->bytes ? bytes : last->bytes;
         } else {
             last = &slot->reads[slot->read_count++];
             *last = (struct numoe_read){
@@ -274,6 +296,18 @@ static int start_slot(struct load *l, struct slot *slot)
         }
         of_read[order[i]] = slot->read_count - 1;
     }
+}
+
+/* Start reading the next expert into a slot. */
+static int start_slot(struct load *l, struct slot *slot)
+{
+    unsigned of_read[NUMOE_PART_COUNT], i;
+    uint64_t used = 0;
+    int code;
+
+    slot->turn = l->turns[l->next_turn++];
+    find_parts(l, slot->turn.layer, slot->turn.expert, slot->extents);
+    join_parts(slot, slot->extents, of_read);
     slot->reads_left = slot->read_count;
     l->reading++;
     for (i = 0; i < slot->read_count; i++) {
@@ -285,9 +319,9 @@ static int start_slot(struct load *l, struct slot *slot)
             return code;
     }
     for (i = 0; i < NUMOE_PART_COUNT; i++) {
-        const struct numoe_read *read = &slot->reads[of_read[i]];
-        slot->parts[i] = read->data + (parts[i].offset - read->offset);
-        slot->extents[i] = parts[i];
+        const struct numoe_extent *part = &slot->extents[i];
+        const struct numoe_read *read = &slot->reads[part->bytes ? of_read[i] : 0];
+        slot->parts[i] = part->bytes ? read->data + (part->offset - read->offset) : NULL;
     }
     return 0;
 }
@@ -381,30 +415,63 @@ static void list_items(struct load *l, struct packing *p)
     p->job.phases[0].items = count;
 }
 
-static struct numoe_mxfp4 matrix(const struct slot *slot, enum numoe_part codes, uint64_t columns)
+static struct numoe_mxfp4 matrix(const struct load *l, const struct slot *slot,
+                                 enum numoe_part codes)
 {
+    const struct numoe_extent *extents = slot->extents + codes;
+
     return (struct numoe_mxfp4){.codes = slot->parts[codes],
                                 .scales = slot->parts[codes + 1],
-                                .code_stride = columns / 2,
-                                .scale_stride = columns / NUMOE_TILE,
-                                .code_step = 16,
-                                .scale_step = 1,
-                                .nibbles = NUMOE_NIBBLES_ADJACENT};
+                                .code_stride = extents[0].stride,
+                                .scale_stride = extents[1].stride,
+                                .code_step = extents[0].step,
+                                .scale_step = extents[1].step,
+                                .nibbles = numoe_checkpoint_nibbles(l->ckpt)};
+}
+
+/* A bias as the files have it, to floats one after another. */
+static float *read_bias(const struct slot *slot, enum numoe_part part, float *out)
+{
+    const struct numoe_extent *extent = &slot->extents[part];
+    uint64_t i;
+
+    for (i = 0; i < extent->rows; i++) {
+        const uint8_t *from = slot->parts[part] + i * extent->stride;
+        uint16_t half;
+        uint32_t bits;
+
+        if (extent->dtype == NUMOE_DTYPE_F32) {
+            memcpy(&out[i], from, sizeof out[i]);
+        } else {
+            memcpy(&half, from, sizeof half);
+            bits = (uint32_t)half << 16;
+            memcpy(&out[i], &bits, sizeof out[i]);
+        }
+    }
+    return out;
 }
 
 static int start_packing(struct load *l, struct slot *slot)
 {
+    const uint64_t rows = l->desc->intermediate;
     struct packing *p = &l->packing;
     int code;
 
     p->slot = slot;
     p->source = (struct numoe_expert_source){
         .hidden = l->desc->hidden,
-        .intermediate = l->desc->intermediate,
-        .gate = matrix(slot, NUMOE_PART_GATE_CODES, l->desc->hidden),
-        .up = matrix(slot, NUMOE_PART_UP_CODES, l->desc->hidden),
-        .down = matrix(slot, NUMOE_PART_DOWN_CODES, l->desc->intermediate),
+        .intermediate = rows,
+        .gate = matrix(l, slot, NUMOE_PART_GATE_CODES),
+        .up = matrix(l, slot, NUMOE_PART_UP_CODES),
+        .down = matrix(l, slot, NUMOE_PART_DOWN_CODES),
+        .bias_step = 1,
         .first_row = numoe_model_plan(l->model)->range.first_slice * NUMOE_TILE};
+    if (slot->biases) {
+        p->source.gate_bias = read_bias(slot, NUMOE_PART_GATE_BIAS, slot->biases);
+        p->source.up_bias = read_bias(slot, NUMOE_PART_UP_BIAS, slot->biases + rows);
+        numoe_model_store_down_bias(l->model, slot->turn.layer, slot->turn.expert,
+                                    read_bias(slot, NUMOE_PART_DOWN_BIAS, slot->biases + 2 * rows));
+    }
     list_items(l, p);
     code = numoe_pool_submit(l->pool, &p->job, &p->ticket);
     if (code < 0) {
@@ -421,18 +488,23 @@ static int packing_failed(struct load *l, const struct outcome *outcome)
     const struct numoe_pack_report *report = &outcome->report;
     unsigned matrix_index = report->bad_matrix < 3 ? report->bad_matrix : 0;
     enum numoe_part part = (enum numoe_part)(2 * matrix_index + 1);
-    char name[160];
+    const struct numoe_family *family = numoe_checkpoint_family(l->ckpt);
+    char name[160], of_expert[32] = "";
 
     if (outcome->code != -EDOM)
         return numoe_error_set(l->error, outcome->code, NULL, "packing layer %u expert %u: %s",
                                slot->turn.layer, slot->turn.expert, strerror(-outcome->code));
-    numoe_family_tensor(numoe_checkpoint_family(l->ckpt),
-                        numoe_checkpoint_file_layer(l->ckpt, slot->turn.layer), slot->turn.expert,
-                        part, name, sizeof name);
+    numoe_family_tensor_name(family, numoe_checkpoint_file_layer(l->ckpt, slot->turn.layer),
+                             slot->turn.expert, (unsigned)numoe_family_holder(family, part), name,
+                             sizeof name);
+    if (numoe_family_stacked(family))
+        snprintf(of_expert, sizeof of_expert, "expert %u, ", slot->turn.expert);
     return numoe_error_set(
         l->error, -EBADMSG, numoe_checkpoint_file(l->ckpt, slot->extents[part].file, NULL),
-        "tensor \"%s\": the scale byte of row %llu, group %llu is 255, which is no number", name,
-        (unsigned long long)report->bad_row, (unsigned long long)report->bad_group);
+        "tensor \"%s\": the scale byte of %srow %llu%s, group %llu is 255, which is no number",
+        name, of_expert, (unsigned long long)report->bad_row,
+        numoe_family_merged(family, part) ? matrix_index ? " of up" : " of gate" : "",
+        (unsigned long long)report->bad_group);
 }
 
 /* Wait for the expert that is being packed, and give its slot to the next. */
@@ -545,6 +617,7 @@ static void unload(struct load *l)
         numoe_pool_wait(l->pool, l->packing.ticket);
     numoe_reader_destroy(l->reader);
     free_packing(&l->packing);
+    free(l->biases);
     if (l->memory)
         munmap(l->memory, l->memory_bytes);
     free(l->turns);
@@ -572,6 +645,7 @@ int numoe_model_load(struct numoe *context, const char *directory,
                      const struct numoe_load_options *options, struct numoe_model **model,
                      struct numoe_error *error)
 {
+    struct numoe_checkpoint_options opening = {0};
     struct numoe_load_options settings;
     struct numoe_model_desc desc;
     struct load *l;
@@ -591,7 +665,10 @@ int numoe_model_load(struct numoe *context, const char *directory,
     l->began = l->told = (int64_t)numoe_now_ns();
     l->pool = numoe_context_pool(context);
 
-    code = numoe_checkpoint_open(directory, numoe_context_log(context), &l->ckpt, error);
+    opening.log = numoe_context_log(context);
+    opening.draft = settings.draft;
+    opening.family = settings.family_file;
+    code = numoe_checkpoint_open(directory, &opening, &l->ckpt, error);
     if (code < 0)
         goto out;
     desc = *numoe_checkpoint_desc(l->ckpt);

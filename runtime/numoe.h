@@ -240,6 +240,10 @@ struct numoe_load_options {
                                    themselves: rounded down to whole experts, one at least and 32 at
                                    most. 0: 64 MiB, four experts at least; fewer where a limit of
                                    memory leaves no room for more */
+    bool draft; /**< load the model's draft layers (mtp.0. and on) instead of its own */
+    const char *family_file; /**< path of a description of a model family that is not known here, or
+                                  that is to be taken whatever is known; runtime/family_file.h says
+                                  what it holds. NULL: none */
 };
 
 #define NUMOE_LOAD_OPTIONS_INIT                                                                    \
@@ -248,9 +252,11 @@ struct numoe_load_options {
     }
 
 /**
- * Recognise a checkpoint directory by its files, plan it and load its routed experts. All files are
- * checked before the first weight is read.
- * @param options  NULL for defaults
+ * Recognise a checkpoint by its files, plan it and load its routed experts. All files are checked
+ * before the first weight is read.
+ * @param directory  with config.json and safetensors files, or with one model's GGUF files; or the
+ *                   path of a GGUF file, of a split one the first
+ * @param options    NULL for defaults
  * @return 0; -ENOENT, -EINVAL, -EBADMSG (damaged file: file and tensor named), -ENOTSUP (a model or
  *         format that is not known: named), -ENOSPC, -ENOMEM, -EIO, -ECANCELED, -ESTALE as
  *         numoe_model_create. Nothing is kept on failure.

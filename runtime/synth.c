@@ -47,12 +47,14 @@ enum {
 
 struct tensor {
     char name[NAME_BYTES];
-    const char *dtype;
-    uint64_t shape[2];
+    enum numoe_dtype dtype;
+    uint64_t shape[4];
     unsigned rank;
     uint64_t bytes;
-    uint64_t layer, expert;
-    int part; /* enum numoe_part, or -1 - number of another tensor */
+    uint64_t layer, expert;                 /* expert: of those that are not stacked */
+    const struct numoe_family_tensor *role; /* NULL: no expert's */
+    unsigned other;                         /* then which */
+    uint64_t rows, columns;                 /* of one expert, or of all that is no expert */
 };
 
 struct writer {
@@ -66,15 +68,22 @@ struct writer {
 struct synth {
     const struct numoe_synth_options *options;
     const struct numoe_known_model *model;
-    const struct numoe_family *family;
+    const struct numoe_family *own;    /* the model's, whose config.json it is */
+    const struct numoe_family *family; /* how tensors are named: own, or one of GGUF's */
+    const struct numoe_family *draft;  /* of one layer behind the others; NULL: there is none */
     const char *directory;
     uint64_t layers, experts, top_k, hidden, intermediate;
+    bool stacked;                         /* a tensor has all experts of its layer */
+    uint64_t experts_a_tensor;            /* all of them, or 1 */
+    unsigned roles[NUMOE_FAMILY_TENSORS]; /* the family's tensors in order of their names */
+    unsigned role_count;
     uint64_t tensors_a_layer, tensor_count, total_bytes, done_bytes;
     uint64_t shard_count;
     uint64_t *shard_first; /* shard_count + 1 tensor numbers */
     bool made_directory;
     uint8_t pairs[65536]; /* 16 random bits to two codes */
     uint8_t *buffer;
+    uint8_t *row; /* room for codes and scales of one */
     struct numoe_error *error;
 };
 
@@ -94,13 +103,13 @@ static uint64_t draw(uint64_t key, uint64_t n)
     return mix(key + (n + 1) * GOLDEN);
 }
 
-static uint64_t matrix_key(const struct synth *s, const struct tensor *t)
+static uint64_t matrix_key(const struct synth *s, uint64_t layer, uint64_t expert, uint64_t matrix)
 {
     uint64_t key = draw(s->options->seed, 0);
 
-    key = draw(key, t->layer);
-    key = draw(key, t->expert);
-    return draw(key, t->part < 0 ? 64 + (uint64_t)-t->part : (uint64_t)t->part / 2);
+    key = draw(key, layer);
+    key = draw(key, expert);
+    return draw(key, matrix);
 }
 
 /* A normal distribution of standard deviation 2.4, rounded to E2M1: of 128 draws of a sign, how
@@ -200,52 +209,118 @@ static void fill_other(uint64_t key, uint64_t first, uint64_t count, bool bf16, 
 
 /* ---- which tensors there are ---------------------------------------------------------------- */
 
-/* A norm, the router's weight and its bias, by family. */
-static const char *const other_names[2][OTHERS] = {
-    {"ffn_norm.weight", "ffn.gate.bias", "ffn.gate.weight"},
-    {"post_attention_layernorm.weight", "block_sparse_moe.gate.e_score_correction_bias",
-     "block_sparse_moe.gate.weight"},
+/* A norm, the router's weight and its bias, by family: names behind what expert tensors begin with.
+ */
+static const struct {
+    const char *family;
+    const char *names[OTHERS];
+} other_names[] = {
+    {"deepseek-v4", {"ffn_norm.weight", "ffn.gate.bias", "ffn.gate.weight"}},
+    {"kimi-k3",
+     {"post_attention_layernorm.weight", "block_sparse_moe.gate.e_score_correction_bias",
+      "block_sparse_moe.gate.weight"}},
+    {"gpt-oss", {"post_attention_layernorm.weight", "mlp.router.bias", "mlp.router.weight"}},
+    {"gguf", {"ffn_norm.weight", "exp_probs_b.bias", "ffn_gate_inp.weight"}},
+    {"gguf-merged", {"ffn_norm.weight", "exp_probs_b.bias", "ffn_gate_inp.weight"}},
 };
 
-/* Parts in the order of their names, as files have them: w1, w2, w3, each "scale" before "weight"
- * or "weight_packed" before "weight_scale". */
-static enum numoe_part part_in_order(const struct synth *s, uint64_t i)
+static const char *const *names_of(const struct synth *s)
 {
-    static const enum numoe_part codes[3] = {NUMOE_PART_GATE_CODES, NUMOE_PART_DOWN_CODES,
-                                             NUMOE_PART_UP_CODES};
-    bool scales_first = strcmp(s->family->scales, s->family->codes) < 0;
+    unsigned i;
 
-    return codes[i / 2] + ((i % 2 == 0) == scales_first ? 1 : 0);
+    for (i = 0; strcmp(other_names[i].family, s->family->name); i++)
+        ;
+    return other_names[i].names;
+}
+
+/* The family's tensors in order of their names, as files have them. */
+static void order_roles(struct synth *s)
+{
+    const struct numoe_family_tensor *tensors = s->family->tensors;
+    unsigned i, j;
+
+    s->role_count = numoe_family_tensors(s->family, s->model->desc.bias);
+    for (i = 0; i < s->role_count; i++) {
+        for (j = i; j > 0 && strcmp(tensors[s->roles[j - 1]].name, tensors[i].name) > 0; j--)
+            s->roles[j] = s->roles[j - 1];
+        s->roles[j] = i;
+    }
+}
+
+static void describe_other(const struct synth *s, uint64_t file_layer, bool draft, struct tensor *t)
+{
+    const char *const *names = names_of(s);
+    const char *pattern = (draft ? s->draft : s->family)->tensors[0].name;
+
+    snprintf(t->name, sizeof t->name, "%.*s%llu.%s", (int)(strstr(pattern, "{layer}") - pattern),
+             pattern, (unsigned long long)file_layer, names[t->other]);
+    t->dtype = t->other == 1 || numoe_family_gguf(s->family) ? NUMOE_DTYPE_F32 : NUMOE_DTYPE_BF16;
+    t->rank = t->other == 2 ? 2 : 1;
+    t->shape[0] = t->other == 0 ? s->hidden : s->experts;
+    t->shape[1] = t->other == 2 ? s->hidden : 1;
+    t->rows = t->shape[0];
+    t->columns = t->shape[1];
+    t->bytes = t->rows * t->columns * numoe_dtype_bits(t->dtype) / 8;
+}
+
+/* Bytes of one row of an expert's matrix. */
+static uint64_t row_bytes(const struct tensor *t)
+{
+    switch (t->role->kind) {
+    case NUMOE_TENSOR_CODES:
+        return t->columns / 2;
+    case NUMOE_TENSOR_SCALES:
+        return t->columns / NUMOE_TILE;
+    case NUMOE_TENSOR_BLOCKS:
+        return t->columns / NUMOE_TILE * (NUMOE_TILE / 2 + 1);
+    default:
+        return numoe_dtype_bits(t->dtype) / 8;
+    }
+}
+
+static void describe_expert(const struct synth *s, uint64_t file_layer, bool draft, unsigned role,
+                            struct tensor *t)
+{
+    const struct numoe_family *family = draft ? s->draft : s->family;
+    const bool down = family->tensors[role].matrix == NUMOE_TENSOR_DOWN;
+
+    t->role = &family->tensors[role];
+    numoe_family_tensor_name(family, file_layer, t->expert, role, t->name, sizeof t->name);
+    t->dtype = t->role->dtype;
+    t->rows = down ? s->hidden : s->intermediate;
+    t->rows *= t->role->matrix == NUMOE_TENSOR_GATE_UP ? 2 : 1;
+    t->columns = down ? s->intermediate : s->hidden;
+    t->rank = 0;
+    if (s->stacked)
+        t->shape[t->rank++] = s->experts;
+    t->shape[t->rank++] = t->rows;
+    if (t->role->kind == NUMOE_TENSOR_CODES && s->stacked) {
+        t->shape[t->rank++] = t->columns / NUMOE_TILE;
+        t->shape[t->rank++] = NUMOE_TILE / 2;
+    } else if (t->role->kind == NUMOE_TENSOR_BLOCKS) {
+        t->shape[t->rank++] = t->columns;
+    } else if (t->role->kind != NUMOE_TENSOR_BIAS) {
+        t->shape[t->rank++] = row_bytes(t);
+    }
+    t->bytes = s->experts_a_tensor * t->rows * row_bytes(t);
 }
 
 static void describe_tensor(const struct synth *s, uint64_t index, struct tensor *t)
 {
     uint64_t in_layer = index % s->tensors_a_layer;
-    uint64_t file_layer = s->model->first_layer + index / s->tensors_a_layer;
+    const uint64_t layer = index / s->tensors_a_layer;
+    const bool draft = s->draft && layer == s->layers;
+    const uint64_t file_layer = draft ? 0 : s->model->first_layer + layer;
 
-    *t = (struct tensor){.layer = index / s->tensors_a_layer, .rank = 2};
+    *t = (struct tensor){.layer = layer};
     if (in_layer < OTHERS) {
-        bool v4 = !strcmp(s->family->name, "deepseek-v4");
-        snprintf(t->name, sizeof t->name, "%s%llu.%s", s->family->prefix,
-                 (unsigned long long)file_layer, other_names[v4 ? 0 : 1][in_layer]);
-        t->part = -1 - (int)in_layer;
-        t->dtype = in_layer == 1 ? "F32" : "BF16";
-        t->rank = in_layer == 2 ? 2 : 1;
-        t->shape[0] = in_layer == 0 ? s->hidden : s->experts;
-        t->shape[1] = in_layer == 2 ? s->hidden : 1;
-        t->bytes = t->shape[0] * t->shape[1] * (in_layer == 1 ? 4 : 2);
+        t->other = (unsigned)in_layer;
+        describe_other(s, file_layer, draft, t);
         return;
     }
     in_layer -= OTHERS;
-    t->expert = in_layer / NUMOE_PART_COUNT;
-    t->part = part_in_order(s, in_layer % NUMOE_PART_COUNT);
-    numoe_family_tensor(s->family, file_layer, t->expert, (enum numoe_part)t->part, t->name,
-                        sizeof t->name);
-    t->dtype = numoe_dtype_name(t->part % 2 ? s->family->scales_dtype : s->family->codes_dtype);
-    t->shape[0] = t->part / 2 == 2 ? s->hidden : s->intermediate;
-    t->shape[1] = t->part / 2 == 2 ? s->intermediate : s->hidden;
-    t->shape[1] /= t->part % 2 ? NUMOE_TILE : 2;
-    t->bytes = t->shape[0] * t->shape[1];
+    t->expert = in_layer / s->role_count;
+    describe_expert(s, file_layer, draft, s->roles[in_layer % s->role_count], t);
 }
 
 static int add_shard(struct synth *s, uint64_t first)
@@ -289,8 +364,9 @@ static int lay_out(struct synth *s)
 
 static void shard_name(const struct synth *s, uint64_t shard, char *name, size_t size)
 {
-    snprintf(name, size, "model-%05llu-of-%05llu.safetensors", (unsigned long long)shard + 1,
-             (unsigned long long)s->shard_count);
+    snprintf(name, size, "model-%05llu-of-%05llu.%s", (unsigned long long)shard + 1,
+             (unsigned long long)s->shard_count,
+             numoe_family_gguf(s->family) ? "gguf" : "safetensors");
 }
 
 /* ---- writing -------------------------------------------------------------------------------- */
@@ -407,6 +483,7 @@ static int put_header(const struct synth *s, struct writer *w, uint64_t first, u
     uint64_t offset = 0, i;
     uint8_t raw[8];
     struct tensor t;
+    unsigned d;
     FILE *stream = open_memstream(&text, &length);
     int code;
 
@@ -415,10 +492,10 @@ static int put_header(const struct synth *s, struct writer *w, uint64_t first, u
     fprintf(stream, "{\"__metadata__\":{\"format\":\"pt\"}");
     for (i = first; i < end; i++) {
         describe_tensor(s, i, &t);
-        fprintf(stream, ",\"%s\":{\"dtype\":\"%s\",\"shape\":[%llu", t.name, t.dtype,
-                (unsigned long long)t.shape[0]);
-        if (t.rank == 2)
-            fprintf(stream, ",%llu", (unsigned long long)t.shape[1]);
+        fprintf(stream, ",\"%s\":{\"dtype\":\"%s\",\"shape\":[%llu", t.name,
+                numoe_dtype_name(t.dtype), (unsigned long long)t.shape[0]);
+        for (d = 1; d < t.rank; d++)
+            fprintf(stream, ",%llu", (unsigned long long)t.shape[d]);
         fprintf(stream, "],\"data_offsets\":[%llu,%llu]}", (unsigned long long)offset,
                 (unsigned long long)(offset + t.bytes));
         offset += t.bytes;
@@ -440,25 +517,198 @@ no_memory:
     return numoe_error_set(s->error, -ENOMEM, w->path, "no memory for its header");
 }
 
-static int put_tensor(struct synth *s, struct writer *w, const struct tensor *t)
-{
-    uint64_t key = matrix_key(s, t), row, row_bytes = t->bytes / t->shape[0];
-    uint64_t groups = t->part % 2 ? t->shape[1] : t->shape[1] / 16;
-    uint8_t *room;
-    int code;
+/* ---- GGUF ----------------------------------------------------------------------------------- */
 
-    for (row = 0; row < t->shape[0]; row++) {
-        code = writer_room(s, w, row_bytes, &room);
+enum { GGUF_ALIGNMENT = 32, GGUF_U32 = 4, GGUF_F32 = 6, GGUF_STRING = 8 };
+
+static void put_number(FILE *stream, uint64_t value, unsigned bytes)
+{
+    for (; bytes; bytes--, value >>= 8)
+        fputc((int)(value & 255), stream);
+}
+
+static void put_string(FILE *stream, const char *text)
+{
+    put_number(stream, strlen(text), 8);
+    fputs(text, stream);
+}
+
+static void put_key(FILE *stream, const char *architecture, const char *key, uint32_t type)
+{
+    char name[64];
+
+    snprintf(name, sizeof name, "%s%s%s", architecture ? architecture : "", architecture ? "." : "",
+             key);
+    put_string(stream, name);
+    put_number(stream, type, 4);
+}
+
+static unsigned gguf_type(enum numoe_dtype dtype)
+{
+    return dtype == NUMOE_DTYPE_MXFP4 ? 39 : 0; /* else F32 */
+}
+
+/* Metadata of the model and of the file's place among the others. */
+static void put_metadata(const struct synth *s, FILE *stream, uint64_t shard)
+{
+    const struct {
+        const char *architecture, *key;
+        uint64_t value;
+    } numbers[] = {
+        {NULL, "general.alignment", GGUF_ALIGNMENT},
+        {NULL, "split.no", shard},
+        {NULL, "split.count", s->shard_count},
+        {s->own->gguf, "block_count", s->model->first_layer + s->layers},
+        {s->own->gguf, "expert_count", s->experts},
+        {s->own->gguf, "expert_used_count", s->top_k},
+        {s->own->gguf, "embedding_length", s->hidden},
+        {s->own->gguf, "expert_feed_forward_length", s->intermediate},
+    };
+    const uint64_t count = sizeof numbers / sizeof numbers[0];
+    float limit = s->model->desc.activation.limit;
+    uint32_t bits;
+
+    put_number(stream, count + 2, 8);
+    put_key(stream, NULL, "general.architecture", GGUF_STRING);
+    put_string(stream, s->own->gguf);
+    for (uint64_t i = 0; i < count; i++) {
+        put_key(stream, numbers[i].architecture, numbers[i].key, GGUF_U32);
+        put_number(stream, numbers[i].value, 4);
+    }
+    put_key(stream, s->own->gguf, s->family->limit_key, GGUF_F32);
+    memcpy(&bits, &limit, sizeof bits);
+    put_number(stream, bits, 4);
+}
+
+static int put_gguf_header(struct synth *s, struct writer *w, uint64_t shard)
+{
+    const uint64_t first = s->shard_first[shard], end = s->shard_first[shard + 1];
+    char *text = NULL;
+    size_t length = 0;
+    uint64_t offset = 0, i;
+    FILE *stream = open_memstream(&text, &length);
+    struct tensor t;
+    int code = -ENOMEM;
+
+    if (!stream)
+        return numoe_error_set(s->error, -ENOMEM, w->path, "no memory for its header");
+    fputs("GGUF", stream);
+    put_number(stream, 3, 4);
+    put_number(stream, end - first, 8);
+    put_metadata(s, stream, shard);
+    for (i = first; i < end; i++) {
+        describe_tensor(s, i, &t);
+        put_string(stream, t.name);
+        put_number(stream, t.rank, 4);
+        for (unsigned d = t.rank; d-- > 0;)
+            put_number(stream, t.shape[d], 8);
+        put_number(stream, gguf_type(t.dtype), 4);
+        put_number(stream, offset, 8);
+        offset += (t.bytes + GGUF_ALIGNMENT - 1) / GGUF_ALIGNMENT * GGUF_ALIGNMENT;
+    }
+    while (ftello(stream) % GGUF_ALIGNMENT)
+        fputc(0, stream);
+    if (fclose(stream) == 0)
+        code = writer_put(s, w, text, length);
+    else
+        numoe_error_set(s->error, code, w->path, "no memory for its header");
+    free(text);
+    return code;
+}
+
+static int put_padding(struct synth *s, struct writer *w, uint64_t bytes)
+{
+    static const uint8_t zeros[GGUF_ALIGNMENT];
+
+    return writer_put(s, w, zeros, (GGUF_ALIGNMENT - bytes % GGUF_ALIGNMENT) % GGUF_ALIGNMENT);
+}
+
+/* ---- tensors -------------------------------------------------------------------------------- */
+
+/* Codes of GGUF's order and a scale byte before each 16, from plain ones. */
+static void interleave(const uint8_t *codes, const uint8_t *scales, uint64_t groups, uint8_t *out)
+{
+    for (uint64_t g = 0; g < groups; g++, codes += 16, out += 17) {
+        out[0] = scales[g];
+        for (unsigned j = 0; j < 16; j++) {
+            const unsigned low = codes[j / 2] >> 4 * (j % 2) & 15;
+            const unsigned high = codes[8 + j / 2] >> 4 * (j % 2) & 15;
+            out[1 + j] = (uint8_t)(low | high << 4);
+        }
+    }
+}
+
+/* Which matrix row r of a tensor is of; r becomes that matrix's row. */
+static unsigned row_matrix(const struct synth *s, const struct tensor *t, uint64_t *row)
+{
+    const uint64_t half = t->rows / 2;
+    unsigned up;
+
+    if (t->role->matrix != NUMOE_TENSOR_GATE_UP)
+        return (unsigned)t->role->matrix;
+    if (s->family->gate_up == NUMOE_GATE_UP_INTERLEAVED) {
+        up = (unsigned)(*row % 2);
+        *row /= 2;
+    } else {
+        up = *row >= half;
+        *row %= half;
+    }
+    return up ? NUMOE_TENSOR_UP : NUMOE_TENSOR_GATE;
+}
+
+static void fill_row(const struct synth *s, const struct tensor *t, uint64_t expert, uint64_t row,
+                     uint8_t *out)
+{
+    const unsigned matrix = row_matrix(s, t, &row);
+    const uint64_t key = matrix_key(s, t->layer, expert, matrix);
+    const uint64_t groups = t->columns / NUMOE_TILE;
+    uint8_t *codes = s->row, *scales = s->row + t->columns / 2;
+
+    switch (t->role->kind) {
+    case NUMOE_TENSOR_CODES:
+        fill_codes(s, key, row, groups, out);
+        break;
+    case NUMOE_TENSOR_SCALES:
+        fill_scales(key, row, groups, middle_scale(t->columns), out);
+        break;
+    case NUMOE_TENSOR_BLOCKS:
+        fill_codes(s, key, row, groups, codes);
+        fill_scales(key, row, groups, middle_scale(t->columns), scales);
+        interleave(codes, scales, groups, out);
+        break;
+    case NUMOE_TENSOR_BIAS:
+        fill_other(key ^ 0x0B1A50B1A50B1A50u, row, 1, t->dtype == NUMOE_DTYPE_BF16, 0.0f, out);
+        break;
+    }
+}
+
+static int put_rows(struct synth *s, struct writer *w, const struct tensor *t)
+{
+    const uint64_t experts = t->role ? s->experts_a_tensor : 1;
+    const uint64_t bytes = t->bytes / (experts * t->rows);
+    uint8_t *room;
+
+    for (uint64_t i = 0; i < experts * t->rows; i++) {
+        int code = writer_room(s, w, bytes, &room);
         if (code < 0)
             return code;
-        if (t->part < 0)
-            fill_other(key, row * t->shape[1], t->shape[1], t->dtype[0] == 'B',
-                       t->part == -1 ? 1.0f : 0.0f, room);
-        else if (t->part % 2)
-            fill_scales(key, row, groups, middle_scale(groups * NUMOE_TILE), room);
+        if (t->role)
+            fill_row(s, t, s->stacked ? i / t->rows : t->expert, i % t->rows, room);
         else
-            fill_codes(s, key, row, groups, room);
+            fill_other(matrix_key(s, t->layer, 0, 65 + t->other), i * t->columns, t->columns,
+                       t->dtype == NUMOE_DTYPE_BF16, t->other == 0 ? 1.0f : 0.0f, room);
     }
+    return 0;
+}
+
+static int put_tensor(struct synth *s, struct writer *w, const struct tensor *t)
+{
+    int code = put_rows(s, w, t);
+
+    if (code == 0 && numoe_family_gguf(s->family))
+        code = put_padding(s, w, t->bytes);
+    if (code < 0)
+        return code;
     s->done_bytes += t->bytes;
     if (s->options->progress &&
         s->options->progress(s->options->user, s->done_bytes, s->total_bytes))
@@ -480,7 +730,9 @@ static int write_shard(struct synth *s, uint64_t shard)
     code = writer_open(s, name, &w);
     if (code < 0)
         return code;
-    code = put_header(s, &w, s->shard_first[shard], s->shard_first[shard + 1]);
+    code = numoe_family_gguf(s->family)
+               ? put_gguf_header(s, &w, shard)
+               : put_header(s, &w, s->shard_first[shard], s->shard_first[shard + 1]);
     for (i = s->shard_first[shard]; i < s->shard_first[shard + 1] && code == 0; i++) {
         describe_tensor(s, i, &t);
         code = put_tensor(s, &w, &t);
@@ -518,39 +770,67 @@ static int write_index(struct synth *s)
     return writer_close(s, &w, code);
 }
 
+/* Nothing for a key that the family has not. */
+static void set_number(json_t *section, const char *key, uint64_t value)
+{
+    if (key)
+        json_object_set_new(section, key, json_integer((json_int_t)value));
+}
+
+static void set_real(json_t *section, const char *key, float value)
+{
+    if (key)
+        json_object_set_new(section, key, json_real((double)value));
+}
+
+/* What else V4's own says, so that nobody relies on its quantization_config. */
+static void add_v4(json_t *config, uint64_t hidden)
+{
+    json_t *more = json_pack(
+        "{s:s, s:s, s:f, s:i, s:{s:s, s:[i,i]}}", "expert_dtype", "fp4", "scoring_func",
+        "sqrtsoftplus", "routed_scaling_factor", hidden == 4096 ? 1.5 : 2.5, "n_shared_experts", 1,
+        "quantization_config", "quant_method", "fp8", "weight_block_size", 128, 128);
+
+    json_object_update(config, more);
+    json_decref(more);
+}
+
 static json_t *make_config(const struct synth *s)
 {
     const struct numoe_activation *activation = &s->model->desc.activation;
     char seed[24]; /* a string: JSON readers disagree on integers past 2^53 */
-    json_t *mark;
+    json_t *mark, *config, *section = NULL;
 
     snprintf(seed, sizeof seed, "%llu", (unsigned long long)s->options->seed);
     mark = json_pack("{s:s, s:s, s:s}", "version", NUMOE_VERSION, "model", s->model->name, "seed",
                      seed);
 
-    if (!strcmp(s->family->name, "deepseek-v4"))
-        return json_pack(
-            "{s:[s], s:s, s:I, s:I, s:I, s:I, s:I, s:f, s:s, s:s, s:f, s:I, s:{s:s, s:[i,i]}, s:o}",
-            "architectures", s->family->architecture, "model_type", s->family->model_type,
-            s->family->layers_key, (json_int_t)(s->model->first_layer + s->layers),
-            s->family->experts_key, (json_int_t)s->experts, s->family->top_k_key,
-            (json_int_t)s->top_k, s->family->hidden_key, (json_int_t)s->hidden,
-            s->family->intermediate_key, (json_int_t)s->intermediate, s->family->limit_key,
-            (double)activation->limit, "expert_dtype", "fp4", "scoring_func", "sqrtsoftplus",
-            "routed_scaling_factor", s->model->desc.hidden == 4096 ? 1.5 : 2.5, "n_shared_experts",
-            (json_int_t)1, "quantization_config", "quant_method", "fp8", "weight_block_size", 128,
-            128, MARK, mark);
-    /* The model's hidden size is twice the width that its experts see. */
-    return json_pack("{s:[s], s:s, s:{s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:f}, s:o}",
-                     "architectures", s->family->architecture, "model_type", s->family->model_type,
-                     s->family->section, s->family->layers_key,
-                     (json_int_t)(s->model->first_layer + s->layers), s->family->dense_layers_key,
-                     (json_int_t)s->model->first_layer, s->family->experts_key,
-                     (json_int_t)s->experts, s->family->top_k_key, (json_int_t)s->top_k,
-                     s->family->intermediate_key, (json_int_t)s->intermediate, "hidden_size",
-                     (json_int_t)(2 * s->hidden), s->family->gate_cap_key,
-                     (double)activation->gate_cap, s->family->up_cap_key,
-                     (double)activation->up_cap, "routed_scaling_factor", 1.0, MARK, mark);
+    if (numoe_family_gguf(s->family))
+        return json_pack("{s:o}", MARK, mark);
+    config = json_pack("{s:[s], s:s, s:o}", "architectures", s->own->architecture, "model_type",
+                       s->own->model_type, MARK, mark);
+    if (!config)
+        return NULL;
+    if (s->own->section) {
+        section = json_object();
+        json_object_set_new(config, s->own->section, section);
+    }
+    set_number(section ? section : config, s->own->layers_key, s->model->first_layer + s->layers);
+    set_number(section ? section : config, s->own->dense_layers_key, s->model->first_layer);
+    set_number(section ? section : config, s->own->experts_key, s->experts);
+    set_number(section ? section : config, s->own->top_k_key, s->top_k);
+    /* K3's model is twice as wide as what its experts see, and that is not said. */
+    set_number(section ? section : config, s->own->hidden_key ? s->own->hidden_key : "hidden_size",
+               s->own->hidden_key ? s->hidden : 2 * s->hidden);
+    set_number(section ? section : config, s->own->intermediate_key, s->intermediate);
+    set_real(section ? section : config, s->own->limit_key, activation->limit);
+    set_real(section ? section : config, s->own->gate_cap_key, activation->gate_cap);
+    set_real(section ? section : config, s->own->up_cap_key, activation->up_cap);
+    if (s->draft)
+        set_number(config, s->draft->layers_key, 1);
+    if (!strcmp(s->own->name, "deepseek-v4"))
+        add_v4(config, s->model->desc.hidden);
+    return config;
 }
 
 static int write_config(struct synth *s)
@@ -587,8 +867,9 @@ static bool own_name(const char *name)
 
     if (!strcmp(name, CONFIG_NAME) || !strcmp(name, INDEX_NAME))
         return true;
-    return sscanf(name, "model-%5u-of-%5u.safetensors%n", &number, &of, &end) == 2 && end &&
-           !name[end];
+    if (sscanf(name, "model-%5u-of-%5u.safetensors%n", &number, &of, &end) == 2 && end)
+        return !name[end];
+    return sscanf(name, "model-%5u-of-%5u.gguf%n", &number, &of, &end) == 2 && end && !name[end];
 }
 
 static bool marked(const char *directory)
@@ -705,6 +986,29 @@ static void remove_output(const struct synth *s, uint64_t shards)
     }
 }
 
+/* How tensors are named, and of which there are draft layers. */
+static int choose_layout(struct synth *s)
+{
+    const enum numoe_synth_layout layout = s->options->layout;
+
+    s->family = s->own;
+    if (layout != NUMOE_SYNTH_OWN) {
+        s->family = numoe_family_by_name(layout == NUMOE_SYNTH_GGUF ? "gguf" : "gguf-merged");
+        if (!s->own->gguf)
+            return numoe_error_set(s->error, -ENOTSUP, s->options->model,
+                                   "what GGUF files of it are like is not known");
+    }
+    if (s->options->draft) {
+        if (!strcmp(s->family->name, "deepseek-v4"))
+            s->draft = numoe_family_by_name("deepseek-v4-draft");
+        if (!s->draft)
+            return numoe_error_set(s->error, -ENOTSUP, s->options->model,
+                                   "has no draft layers in this layout");
+    }
+    order_roles(s);
+    return 0;
+}
+
 static int size_up(struct synth *s)
 {
     const struct numoe_synth_options *o = s->options;
@@ -716,10 +1020,13 @@ static int size_up(struct synth *s)
         return code;
     s->model = numoe_known_model(o->model);
     desc = &s->model->desc;
-    s->family = numoe_family_by_name(s->model->family);
-    if (!s->family || !s->family->supported)
+    s->own = numoe_family_by_name(s->model->family);
+    if (!s->own || !s->own->supported)
         return numoe_error_set(s->error, -ENOTSUP, o->model,
                                "writing this model's checkpoints is not supported yet");
+    code = choose_layout(s);
+    if (code < 0)
+        return code;
     s->layers = o->layers ? o->layers : desc->layers;
     s->experts = o->experts ? o->experts : desc->experts;
     s->hidden = o->hidden ? o->hidden : desc->hidden;
@@ -739,8 +1046,10 @@ static int size_up(struct synth *s)
                                (unsigned long long)s->layers, (unsigned long long)s->experts,
                                (unsigned long long)desc->layers, (unsigned long long)desc->experts);
     /* No product overflows: widths are bounded above, layers and experts by the model's. */
-    s->tensors_a_layer = OTHERS + NUMOE_PART_COUNT * s->experts;
-    s->tensor_count = s->tensors_a_layer * s->layers;
+    s->stacked = numoe_family_stacked(s->family);
+    s->experts_a_tensor = s->stacked ? s->experts : 1;
+    s->tensors_a_layer = OTHERS + s->role_count * (s->experts / s->experts_a_tensor);
+    s->tensor_count = s->tensors_a_layer * (s->layers + (s->draft ? 1 : 0));
     return 0;
 }
 
@@ -766,7 +1075,8 @@ int numoe_synth_write(const char *directory, const struct numoe_synth_options *o
         goto out;
     make_pairs(s);
     s->buffer = aligned_alloc(4096, BUFFER_BYTES);
-    if (!s->buffer) {
+    s->row = malloc(WIDTH_LIMIT);
+    if (!s->buffer || !s->row) {
         code = numoe_error_set(error, -ENOMEM, directory, "no memory for a write buffer");
         goto out;
     }
@@ -776,7 +1086,7 @@ int numoe_synth_write(const char *directory, const struct numoe_synth_options *o
     code = write_config(s);
     for (shard = 0; shard < s->shard_count && code == 0; shard++)
         code = write_shard(s, shard);
-    if (code == 0)
+    if (code == 0 && !numoe_family_gguf(s->family))
         code = write_index(s);
     if (code < 0)
         remove_output(s, shard);
@@ -784,6 +1094,7 @@ out_directory:
     if (code < 0 && s->made_directory)
         rmdir(directory);
 out:
+    free(s->row);
     free(s->buffer);
     free(s->shard_first);
     free(s);

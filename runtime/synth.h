@@ -8,16 +8,25 @@
 
 #include "base/numoe_base.h"
 
+#include <stdbool.h>
 #include <stdint.h>
 
+enum numoe_synth_layout {
+    NUMOE_SYNTH_OWN, /* safetensors files as the model's maker has them */
+    NUMOE_SYNTH_GGUF,
+    NUMOE_SYNTH_GGUF_MERGED /* with gate and up in one tensor */
+};
+
 struct numoe_synth_options {
-    const char *model;     /* "v4-flash", "v4-pro", "kimi-k3" */
+    const char *model;     /* "v4-flash", "v4-pro", "kimi-k3", "gpt-oss-20b", ... */
     uint64_t layers;       /* layers with experts; 0: the model's */
     uint64_t experts;      /* a layer; 0: the model's */
     uint64_t seed;         /* decides every byte */
     uint64_t hidden;       /* multiple of 32, for small tests; 0: the model's */
     uint64_t intermediate; /* likewise */
-    uint64_t shard_bytes;  /* a file holds at most so many bytes of tensors, or one tensor */
+    enum numoe_synth_layout layout;
+    bool draft;           /* with a draft layer, of the models that have some */
+    uint64_t shard_bytes; /* a file holds at most so many bytes of tensors, or one tensor */
     /* Called after every few MB by the calling thread; nonzero cancels. May be NULL. */
     int (*progress)(void *user, uint64_t bytes_done, uint64_t bytes_total);
     void *user;
@@ -29,10 +38,11 @@ struct numoe_synth_options {
     }
 
 /**
- * Write a checkpoint: config.json, shards, model.safetensors.index.json. Weights are such that
+ * Write a checkpoint: config.json, shards, model.safetensors.index.json; or GGUF files, and a
+ * config.json that says no more than who wrote them. Weights are such that
  * outputs are about as large as inputs: Gaussian codes, scale bytes of the usual spread with some
- * rows at its ends, some groups of zeros. A tensor's bytes depend on the seed, its layer, expert
- * and place only. Nothing of it stays in the page cache.
+ * rows at its ends, some groups of zeros. A matrix's values depend on the seed, its layer, expert
+ * and place only, whatever the layout. Nothing of it stays in the page cache.
  * @param directory  made when absent; else it must be empty or hold an earlier output of this
  *                   function and nothing else, which is then replaced
  * @return 0; -EINVAL, -ENOTSUP (model known but not written yet), -EEXIST (other files: named),

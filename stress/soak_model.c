@@ -233,7 +233,7 @@ int soak_folder_make(struct soak *soak, struct soak_random *random, char **out)
     return 0;
 }
 
-/* An expert's six tensors as the files hold them. */
+/* An expert's six tensors as the files hold them; models written for the soak have no biases. */
 static int read_expert(struct soak *soak, const struct numoe_checkpoint *checkpoint, uint64_t layer,
                        uint64_t index, struct soak_expert *expert)
 {
@@ -242,13 +242,13 @@ static int read_expert(struct soak *soak, const struct numoe_checkpoint *checkpo
     uint64_t bytes = 0, at = 0;
 
     numoe_checkpoint_expert(checkpoint, layer, index, parts);
-    for (int p = 0; p < NUMOE_PART_COUNT; p++)
+    for (int p = 0; p < NUMOE_PART_GATE_BIAS; p++)
         bytes += parts[p].bytes;
     *expert = (struct soak_expert){.hidden = desc->hidden, .intermediate = desc->intermediate};
     expert->bytes = malloc(bytes);
     if (!expert->bytes)
         return soak_fail(soak, -ENOMEM, "no memory for an expert");
-    for (int p = 0; p < NUMOE_PART_COUNT; p++) {
+    for (int p = 0; p < NUMOE_PART_GATE_BIAS; p++) {
         struct numoe_error error = NUMOE_ERROR_INIT;
         const uint64_t columns = p / 2 == NUMOE_DOWN ? desc->intermediate : desc->hidden;
         struct numoe_mxfp4 *matrix = &expert->matrices[p / 2];

@@ -540,6 +540,21 @@ TEST_EACH_ISA(golden_gptoss, interleaved_rows_and_biases_agree_with_torch)
     numoe_close(context);
 }
 
+Test(golden_gptoss, files_agree_with_torch, .timeout = 60)
+{
+    struct numoe *context = open_on(NULL, NULL, 0);
+    struct golden golden = golden_open("gptoss_64x96");
+
+    for (size_t a = 0; a < 2; a++) {
+        struct numoe_model *model = load_checkpoint(context, golden.set, both_arithmetics[a]);
+
+        compare_with_torch(model, &golden, 0, "swiglu_oai", both_arithmetics[a]);
+        numoe_model_destroy(model);
+    }
+    golden_close(&golden);
+    numoe_close(context);
+}
+
 /* ---- the ends of E8M0 ------------------------------------------------------------------------ */
 
 TEST_EACH_ISA(golden_extreme, scale_bytes_at_both_ends_agree_with_torch)

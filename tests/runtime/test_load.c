@@ -42,7 +42,7 @@ static struct numoe *open_context(const char *topology, uint32_t workers, struct
     return context;
 }
 
-/* The six tensors of an expert, read plainly. */
+/* The six tensors of an expert without biases, read plainly. */
 static void read_expert(const struct numoe_checkpoint *checkpoint, uint64_t layer, uint64_t expert,
                         uint8_t *parts[NUMOE_PART_COUNT])
 {
@@ -50,7 +50,7 @@ static void read_expert(const struct numoe_checkpoint *checkpoint, uint64_t laye
     unsigned i;
 
     numoe_checkpoint_expert(checkpoint, layer, expert, extents);
-    for (i = 0; i < NUMOE_PART_COUNT; i++) {
+    for (i = 0; i < NUMOE_PART_GATE_BIAS; i++) {
         int fd =
             open(numoe_checkpoint_file(checkpoint, extents[i].file, NULL), O_RDONLY | O_CLOEXEC);
         parts[i] = malloc(extents[i].bytes);
@@ -105,7 +105,7 @@ static void check_expert(const struct numoe_model *model, const struct numoe_che
         }
     }
     cr_assert_eq(seen, desc->intermediate / 32);
-    for (s = 0; s < NUMOE_PART_COUNT; s++)
+    for (s = 0; s < NUMOE_PART_GATE_BIAS; s++)
         free(parts[s]);
 }
 

@@ -106,7 +106,7 @@ Test(safetensors, every_dtype_is_known_by_its_bits, .timeout = 20)
 {
     int i;
 
-    for (i = 0; i < NUMOE_DTYPE_COUNT; i++) {
+    for (i = 0; i < NUMOE_DTYPE_MXFP4; i++) { /* from there on those of GGUF */
         char header[200];
         unsigned bits = numoe_dtype_bits(i);
         cr_assert_not_null(numoe_dtype_name(i));

@@ -91,13 +91,16 @@ Test(synth, what_is_written_opens_with_the_right_shapes, .timeout = 30)
         struct numoe_error error = NUMOE_ERROR_INIT;
         const struct numoe_model_desc *desc;
         struct files_log log = {0};
+        struct numoe_log sink = {files_log_fn, &log};
         char *directory = files_dir();
         int before = files_open_now();
 
         options.model = models[i];
         write_one(directory, &options);
         cr_expect_eq(files_open_now(), before);
-        cr_assert_eq(numoe_checkpoint_open(directory, &(struct numoe_log){files_log_fn, &log},
+        options.model = models[i];
+        cr_assert_eq(numoe_checkpoint_open(directory,
+                                           &(struct numoe_checkpoint_options){.log = &sink},
                                            &checkpoint, &error),
                      0, "%s", error.message);
         desc = numoe_checkpoint_desc(checkpoint);
@@ -325,8 +328,17 @@ Test(synth, what_cannot_be_written_is_refused_by_name, .timeout = 30)
     struct numoe_error error = NUMOE_ERROR_INIT;
     char *directory = files_dir();
 
-    options.model = "gpt-oss-20b";
+    options.model = "qwen3-30b";
     cr_expect_eq(numoe_synth_write(directory, &options, &error), -ENOTSUP);
+    options.model = "kimi-k3";
+    options.layout = NUMOE_SYNTH_GGUF;
+    cr_expect_eq(numoe_synth_write(directory, &options, &error), -ENOTSUP);
+    expect_text(error.message, "what GGUF files of it are like is not known");
+    options.layout = NUMOE_SYNTH_OWN;
+    options.draft = true;
+    cr_expect_eq(numoe_synth_write(directory, &options, &error), -ENOTSUP);
+    expect_text(error.message, "has no draft layers");
+    options.draft = false;
     options.model = "v5";
     cr_expect_eq(numoe_synth_write(directory, &options, &error), -EINVAL);
     expect_text(error.message, "known are v4-flash");
