@@ -115,11 +115,11 @@ static const struct numoe_family *most_named(const struct opening *o, uint64_t *
 
 static int no_family(struct opening *o)
 {
-    return numoe_error_set(
-        o->error, -ENOTSUP, o->ckpt->directory, "no %s of a known model (architecture %s, model_type %s)",
-        o->options->draft ? "draft layers" : "experts",
-        numoe_quote(numoe_config_architecture(o->config)).text,
-        numoe_quote(numoe_config_model_type(o->config)).text);
+    return numoe_error_set(o->error, -ENOTSUP, o->ckpt->directory,
+                           "no %s of a known model (architecture %s, model_type %s)",
+                           o->options->draft ? "draft layers" : "experts",
+                           numoe_quote(numoe_config_architecture(o->config)).text,
+                           numoe_quote(numoe_config_model_type(o->config)).text);
 }
 
 static int choose_family(struct opening *o)
@@ -225,11 +225,10 @@ static int count_experts(struct opening *o, const json_t *section, const struct 
     if (numoe_family_stacked(c->family)) {
         experts = matches->tensor->rank ? matches->tensor->shape[0] : 0;
         if (!experts || experts > NAME_NUMBER_LIMIT)
-            return numoe_error_set(o->error, -EBADMSG, c->shards[matches->tensor->file].path,
-                                   "tensor \"%s\": shape %s holds no experts",
-                                   numoe_quote(matches->tensor->name).text,
-                                   numoe_shape_text(matches->tensor->shape, matches->tensor->rank)
-                                       .text);
+            return numoe_error_set(
+                o->error, -EBADMSG, c->shards[matches->tensor->file].path,
+                "tensor \"%s\": shape %s holds no experts", numoe_quote(matches->tensor->name).text,
+                numoe_shape_text(matches->tensor->shape, matches->tensor->rank).text);
         c->desc.experts = experts;
         return agree(o, section, key, "number of experts", experts);
     }
@@ -557,15 +556,14 @@ static int describe(struct opening *o, const json_t *section)
     if (code < 0)
         return code;
     if (!code && family->top_k_key)
-        numoe_log_write(&c->log, NUMOE_LOG_WARNING, "%s: %s has no %s; taking %llu",
-                        c->directory, o->config_name, family->top_k_key,
+        numoe_log_write(&c->log, NUMOE_LOG_WARNING, "%s: %s has no %s; taking %llu", c->directory,
+                        o->config_name, family->top_k_key,
                         (unsigned long long)c->desc.experts_per_token);
     if (!c->desc.experts_per_token || c->desc.experts_per_token > c->desc.experts)
-        return numoe_error_set(o->error, -EBADMSG, c->directory,
-                               "%s says %s %llu of %llu experts", o->config_name,
-                               family->top_k_key ? family->top_k_key : "experts_per_token",
-                               (unsigned long long)c->desc.experts_per_token,
-                               (unsigned long long)c->desc.experts);
+        return numoe_error_set(
+            o->error, -EBADMSG, c->directory, "%s says %s %llu of %llu experts", o->config_name,
+            family->top_k_key ? family->top_k_key : "experts_per_token",
+            (unsigned long long)c->desc.experts_per_token, (unsigned long long)c->desc.experts);
     return 0;
 }
 
@@ -613,8 +611,8 @@ static void fill_part(const struct numoe_checkpoint *c, unsigned tensor, enum nu
 {
     const struct numoe_family *family = c->family;
     const struct numoe_family_tensor *role = &family->tensors[tensor];
-    const bool up = part == NUMOE_PART_UP_CODES || part == NUMOE_PART_UP_SCALES ||
-                    part == NUMOE_PART_UP_BIAS;
+    const bool up =
+        part == NUMOE_PART_UP_CODES || part == NUMOE_PART_UP_SCALES || part == NUMOE_PART_UP_BIAS;
 
     if (role->matrix == NUMOE_TENSOR_GATE_UP) {
         whole.rows /= 2;

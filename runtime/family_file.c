@@ -234,7 +234,8 @@ static int read_order(const struct reading *r, const json_t *root)
     int order, code;
 
     for (unsigned t = 0; t < NUMOE_FAMILY_TENSORS; t++)
-        merged |= r->family->tensors[t].name && r->family->tensors[t].matrix == NUMOE_TENSOR_GATE_UP;
+        merged |=
+            r->family->tensors[t].name && r->family->tensors[t].matrix == NUMOE_TENSOR_GATE_UP;
     if (!merged)
         return json_object_get(root, "gate_up") ? wrong(r, "gate_up", "is of no tensor") : 0;
     code = choose(r, root, "gate_up", orders, &order);
@@ -309,16 +310,15 @@ static int read_activation(const struct reading *r, const json_t *root)
 
 static int read_config(const struct reading *r, const json_t *root)
 {
-    static const char *const keys[] = {"section",           "layers",       "dense_layers",
-                                       "experts",           "hidden",       "intermediate",
-                                       "experts_per_token", "limit",        "gate_cap",
-                                       "up_cap",            NULL};
+    static const char *const keys[] = {
+        "section",           "layers", "dense_layers", "experts", "hidden", "intermediate",
+        "experts_per_token", "limit",  "gate_cap",     "up_cap",  NULL};
     struct numoe_family *family = r->family;
-    const char **const fields[] = {&family->section,     &family->layers_key,
+    const char **const fields[] = {&family->section,          &family->layers_key,
                                    &family->dense_layers_key, &family->experts_key,
-                                   &family->hidden_key,  &family->intermediate_key,
-                                   &family->top_k_key,   &family->limit_key,
-                                   &family->gate_cap_key, &family->up_cap_key};
+                                   &family->hidden_key,       &family->intermediate_key,
+                                   &family->top_k_key,        &family->limit_key,
+                                   &family->gate_cap_key,     &family->up_cap_key};
     const json_t *object = json_object_get(root, "config");
     int code = 0;
 
@@ -334,9 +334,9 @@ static int read_config(const struct reading *r, const json_t *root)
 
 static int read_family(const struct reading *r, const json_t *root)
 {
-    static const char *const keys[] = {"name",       "title",  "tensors",
-                                       "gate_up",    "refuse", "activation",
-                                       "config",     "experts_per_token", NULL};
+    static const char *const keys[] = {"name",   "title",      "tensors", "gate_up",
+                                       "refuse", "activation", "config",  "experts_per_token",
+                                       NULL};
     struct numoe_family *family = r->family;
     const json_t *top_k = json_object_get(root, "experts_per_token");
     int code = known_keys(r, "the description", root, keys);

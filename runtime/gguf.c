@@ -40,22 +40,38 @@ struct tensor_type {
 };
 
 static const struct tensor_type tensor_types[] = {
-    [0] = {"F32", 1, 4, NUMOE_DTYPE_F32},        [1] = {"F16", 1, 2, NUMOE_DTYPE_F16},
-    [2] = {"Q4_0", 32, 18, NUMOE_DTYPE_OTHER},   [3] = {"Q4_1", 32, 20, NUMOE_DTYPE_OTHER},
-    [6] = {"Q5_0", 32, 22, NUMOE_DTYPE_OTHER},   [7] = {"Q5_1", 32, 24, NUMOE_DTYPE_OTHER},
-    [8] = {"Q8_0", 32, 34, NUMOE_DTYPE_OTHER},   [9] = {"Q8_1", 32, 36, NUMOE_DTYPE_OTHER},
-    [10] = {"Q2_K", 256, 84, NUMOE_DTYPE_OTHER}, [11] = {"Q3_K", 256, 110, NUMOE_DTYPE_OTHER},
-    [12] = {"Q4_K", 256, 144, NUMOE_DTYPE_OTHER}, [13] = {"Q5_K", 256, 176, NUMOE_DTYPE_OTHER},
-    [14] = {"Q6_K", 256, 210, NUMOE_DTYPE_OTHER}, [15] = {"Q8_K", 256, 292, NUMOE_DTYPE_OTHER},
-    [16] = {"IQ2_XXS", 256, 66, NUMOE_DTYPE_OTHER}, [17] = {"IQ2_XS", 256, 74, NUMOE_DTYPE_OTHER},
-    [18] = {"IQ3_XXS", 256, 98, NUMOE_DTYPE_OTHER}, [19] = {"IQ1_S", 256, 50, NUMOE_DTYPE_OTHER},
-    [20] = {"IQ4_NL", 32, 18, NUMOE_DTYPE_OTHER}, [21] = {"IQ3_S", 256, 110, NUMOE_DTYPE_OTHER},
-    [22] = {"IQ2_S", 256, 82, NUMOE_DTYPE_OTHER}, [23] = {"IQ4_XS", 256, 136, NUMOE_DTYPE_OTHER},
-    [24] = {"I8", 1, 1, NUMOE_DTYPE_I8},         [25] = {"I16", 1, 2, NUMOE_DTYPE_I16},
-    [26] = {"I32", 1, 4, NUMOE_DTYPE_I32},       [27] = {"I64", 1, 8, NUMOE_DTYPE_I64},
-    [28] = {"F64", 1, 8, NUMOE_DTYPE_F64},       [29] = {"IQ1_M", 256, 56, NUMOE_DTYPE_OTHER},
-    [30] = {"BF16", 1, 2, NUMOE_DTYPE_BF16},     [34] = {"TQ1_0", 256, 54, NUMOE_DTYPE_OTHER},
-    [35] = {"TQ2_0", 256, 66, NUMOE_DTYPE_OTHER}, [39] = {"MXFP4", 32, 17, NUMOE_DTYPE_MXFP4},
+    [0] = {"F32", 1, 4, NUMOE_DTYPE_F32},
+    [1] = {"F16", 1, 2, NUMOE_DTYPE_F16},
+    [2] = {"Q4_0", 32, 18, NUMOE_DTYPE_OTHER},
+    [3] = {"Q4_1", 32, 20, NUMOE_DTYPE_OTHER},
+    [6] = {"Q5_0", 32, 22, NUMOE_DTYPE_OTHER},
+    [7] = {"Q5_1", 32, 24, NUMOE_DTYPE_OTHER},
+    [8] = {"Q8_0", 32, 34, NUMOE_DTYPE_OTHER},
+    [9] = {"Q8_1", 32, 36, NUMOE_DTYPE_OTHER},
+    [10] = {"Q2_K", 256, 84, NUMOE_DTYPE_OTHER},
+    [11] = {"Q3_K", 256, 110, NUMOE_DTYPE_OTHER},
+    [12] = {"Q4_K", 256, 144, NUMOE_DTYPE_OTHER},
+    [13] = {"Q5_K", 256, 176, NUMOE_DTYPE_OTHER},
+    [14] = {"Q6_K", 256, 210, NUMOE_DTYPE_OTHER},
+    [15] = {"Q8_K", 256, 292, NUMOE_DTYPE_OTHER},
+    [16] = {"IQ2_XXS", 256, 66, NUMOE_DTYPE_OTHER},
+    [17] = {"IQ2_XS", 256, 74, NUMOE_DTYPE_OTHER},
+    [18] = {"IQ3_XXS", 256, 98, NUMOE_DTYPE_OTHER},
+    [19] = {"IQ1_S", 256, 50, NUMOE_DTYPE_OTHER},
+    [20] = {"IQ4_NL", 32, 18, NUMOE_DTYPE_OTHER},
+    [21] = {"IQ3_S", 256, 110, NUMOE_DTYPE_OTHER},
+    [22] = {"IQ2_S", 256, 82, NUMOE_DTYPE_OTHER},
+    [23] = {"IQ4_XS", 256, 136, NUMOE_DTYPE_OTHER},
+    [24] = {"I8", 1, 1, NUMOE_DTYPE_I8},
+    [25] = {"I16", 1, 2, NUMOE_DTYPE_I16},
+    [26] = {"I32", 1, 4, NUMOE_DTYPE_I32},
+    [27] = {"I64", 1, 8, NUMOE_DTYPE_I64},
+    [28] = {"F64", 1, 8, NUMOE_DTYPE_F64},
+    [29] = {"IQ1_M", 256, 56, NUMOE_DTYPE_OTHER},
+    [30] = {"BF16", 1, 2, NUMOE_DTYPE_BF16},
+    [34] = {"TQ1_0", 256, 54, NUMOE_DTYPE_OTHER},
+    [35] = {"TQ2_0", 256, 66, NUMOE_DTYPE_OTHER},
+    [39] = {"MXFP4", 32, 17, NUMOE_DTYPE_MXFP4},
     [40] = {"NVFP4", 64, 36, NUMOE_DTYPE_OTHER},
 };
 
@@ -162,10 +178,9 @@ static int string(struct source *s, const char *what, char *out, uint64_t room)
     if (code == 0 && length > s->bytes - s->at)
         return ends_early(s, what, length);
     if (code == 0 && length >= room)
-        return numoe_error_set(s->error, -EBADMSG, s->path,
-                               "%s at byte %llu has %llu bytes, not under %llu", what,
-                               (unsigned long long)s->at, (unsigned long long)length,
-                               (unsigned long long)room);
+        return numoe_error_set(
+            s->error, -EBADMSG, s->path, "%s at byte %llu has %llu bytes, not under %llu", what,
+            (unsigned long long)s->at, (unsigned long long)length, (unsigned long long)room);
     if (code == 0)
         code = take(s, what, length, &raw);
     if (code < 0)
@@ -275,7 +290,7 @@ static int read_string(struct source *s, json_t **out)
     if (code < 0 || length >= sizeof text)
         return code < 0 ? code : skip(s, "a string", length);
     code = take(s, "a string", length, &raw);
-    if (code == 0)
+    if (code == 0 && !memchr(raw, 0, length))
         *out = json_stringn((const char *)raw, length); /* NULL when it is not UTF-8 */
     return code;
 }
@@ -385,8 +400,7 @@ static int tensor_bytes(const struct source *s, const struct numoe_tensor *t,
         fits = numoe_mul_u64(*bytes, t->shape[i], bytes);
     if (!fits)
         return numoe_error_set(s->error, -EBADMSG, s->path, "tensor \"%s\": shape %s overflows",
-                               numoe_quote(t->name).text,
-                               numoe_shape_text(t->shape, t->rank).text);
+                               numoe_quote(t->name).text, numoe_shape_text(t->shape, t->rank).text);
     return 0;
 }
 

@@ -387,7 +387,8 @@ Test(gguf, what_no_kernel_computes_is_refused_by_name, .timeout = 20)
     char *directory = write_gguf(1 << 30);
     const char *path = files_at(directory, "model-00001-of-00001.gguf");
     /* rank 3, dims 64 96 2, type 39: that of gate or up */
-    static const char info[] = "\x03\0\0\0\x40\0\0\0\0\0\0\0\x60\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0\x27";
+    static const char info[] =
+        "\x03\0\0\0\x40\0\0\0\0\0\0\0\x60\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0\x27";
     char other[sizeof info];
     struct numoe_error error = NUMOE_ERROR_INIT;
     struct numoe_checkpoint *checkpoint;

@@ -214,8 +214,8 @@ Test(layouts, gpt_oss_rows_alternate_between_gate_and_up, .timeout = 60)
     for (e = 0; e < 3; e++)
         for (r = 0; r < 96; r++) {
             const float *row = numoe_model_down_bias(m.model, 1, e);
-            const uint32_t bits = (uint32_t)bias[2 * (e * 96 + r)] << 16 |
-                                  (uint32_t)bias[2 * (e * 96 + r) + 1] << 24;
+            const uint32_t bits =
+                (uint32_t)bias[2 * (e * 96 + r)] << 16 | (uint32_t)bias[2 * (e * 96 + r) + 1] << 24;
             cr_assert(!memcmp(&row[r / 32 * 32 + numoe_row_lane(r % 32)], &bits, 4));
         }
     free(codes);
@@ -295,17 +295,19 @@ Test(layouts, drafts_are_loaded_on_request_only, .timeout = 60)
 
 #define TENSOR(MATRIX, KIND, NAME)                                                                 \
     "{\"matrix\":\"" MATRIX "\",\"kind\":\"" KIND "\",\"name\":\"" NAME "\"}"
-#define LIKE_V4                                                                                    \
-    "{\"name\":\"mine\",\"experts_per_token\":2,\"activation\":{\"kind\":\"silu_clamped\","        \
-    "\"limit\":10},\"config\":{\"experts\":\"n_routed_experts\",\"layers\":\"num_hidden_layers\"," \
-    "\"experts_per_token\":\"num_experts_per_tok\"},\"refuse\":[\"layers.{layer}.ffn.experts.\"]," \
-    "\"tensors\":["                                                                                \
-    TENSOR("down", "codes", "layers.{layer}.ffn.experts.{expert}.w2.weight") ","                   \
-    TENSOR("down", "scales", "layers.{layer}.ffn.experts.{expert}.w2.scale") ","                   \
-    TENSOR("gate", "codes", "layers.{layer}.ffn.experts.{expert}.w1.weight") ","                   \
-    TENSOR("gate", "scales", "layers.{layer}.ffn.experts.{expert}.w1.scale") ","                   \
-    TENSOR("up", "codes", "layers.{layer}.ffn.experts.{expert}.w3.weight") ","                     \
-    TENSOR("up", "scales", "layers.{layer}.ffn.experts.{expert}.w3.scale") "]}"
+#define LIKE_V4                                                                                                                                                                       \
+    "{\"name\":\"mine\",\"experts_per_token\":2,\"activation\":{\"kind\":\"silu_clamped\","                                                                                           \
+    "\"limit\":10},\"config\":{\"experts\":\"n_routed_experts\",\"layers\":\"num_hidden_layers\","                                                                                    \
+    "\"experts_per_token\":\"num_experts_per_tok\"},\"refuse\":[\"layers.{layer}.ffn.experts.\"],"                                                                                    \
+    "\"tensors\":[" TENSOR("down", "codes", "layers.{layer}.ffn.experts.{expert}.w2.weight") "," TENSOR("down", "scales", "layers.{layer}.ffn.experts.{expert}.w2.scale") "," TENSOR( \
+        "gate", "codes",                                                                                                                                                              \
+        "layers.{layer}.ffn.experts.{expert}.w1.weight") "," TENSOR("gate", "scales",                                                                                                 \
+                                                                    "layers.{layer}.ffn.experts.{"                                                                                    \
+                                                                    "expert}.w1.scale") "," TENSOR("up",                                                                              \
+                                                                                                   "codes",                                                                           \
+                                                                                                   "layers.{layer}.ffn.experts.{expert}.w3.weight") "," TENSOR("up",                  \
+                                                                                                                                                               "scales",              \
+                                                                                                                                                               "layers.{layer}.ffn.experts.{expert}.w3.scale") "]}"
 
 Test(layouts, a_described_family_loads_as_the_one_that_is_known, .timeout = 60)
 {
@@ -387,10 +389,10 @@ static void damage_part(const char *directory, uint64_t expert, enum numoe_part 
     cr_assert_eq(numoe_checkpoint_open(directory, NULL, &checkpoint, NULL), 0);
     numoe_checkpoint_expert(checkpoint, 1, expert, parts);
     fd = open(numoe_checkpoint_file(checkpoint, parts[part].file, NULL), O_WRONLY | O_CLOEXEC);
-    cr_assert_eq(pwrite(fd, "\xff", 1,
-                        (off_t)(parts[part].offset + row * parts[part].stride +
-                                group * parts[part].step)),
-                 1);
+    cr_assert_eq(
+        pwrite(fd, "\xff", 1,
+               (off_t)(parts[part].offset + row * parts[part].stride + group * parts[part].step)),
+        1);
     close(fd);
     numoe_checkpoint_close(checkpoint);
 }
