@@ -2,7 +2,8 @@
  * Loading a checkpoint: files are read at the disk's rate while workers turn what has arrived to
  * tile order in its place.
  *
- * Experts are read in the order in which they lie in the files, each into a slot of its own; a
+ * Experts are read in the order in which they lie in the files, of several files in turn, each into
+ * a slot of its own; a
  * slot is submitted to the reader, then its expert is packed by one job of the pool, then the
  * slot takes the next expert. While one expert is packed the others' reads are in flight: this
  * thread waits for the disk, and helps with packing when the disk is ahead.
@@ -32,6 +33,7 @@
 enum {
     SLOTS_MIN = 4,
     SLOTS_MAX = 32,
+    FILES_AT_ONCE = 4,
     ITEM_SLICES = 8,             /* packed by one item: 128 contiguous bytes of each row of down */
     JOIN_GAP = NUMOE_READ_ALIGN, /* ranges so near to each other are read as one: still less than
                                     the two blocks that a window of its own may cost */
@@ -148,6 +150,38 @@ static uint64_t read_bytes(const struct load *l)
     return bytes;
 }
 
+/* Each file's turns stay in order, and FILES_AT_ONCE files take turns: disks of an array, and
+ * servers of a network, that one file would leave idle. */
+static int deal_turns(struct load *l)
+{
+    struct turn *dealt = malloc(l->turn_count * sizeof *dealt);
+    uint64_t at[FILES_AT_ONCE] = {0}, next = 0, count = 0;
+    unsigned lane;
+
+    if (!dealt)
+        return numoe_error_set(l->error, -ENOMEM, NULL, "no memory for the order of %llu experts",
+                               (unsigned long long)l->turn_count);
+    for (lane = 0; lane < FILES_AT_ONCE; lane++)
+        at[lane] = l->turn_count;
+    for (lane = 0; count < l->turn_count; lane = (lane + 1) % FILES_AT_ONCE) {
+        uint64_t *here = &at[lane];
+
+        if (*here == l->turn_count && next < l->turn_count) {
+            *here = next;
+            while (next < l->turn_count && l->turns[next].file == l->turns[*here].file)
+                next++;
+        }
+        if (*here == l->turn_count)
+            continue;
+        dealt[count++] = l->turns[*here];
+        if (++*here == l->turn_count || l->turns[*here].file != dealt[count - 1].file)
+            *here = l->turn_count;
+    }
+    free(l->turns);
+    l->turns = dealt;
+    return 0;
+}
+
 static int list_turns(struct load *l)
 {
     const struct numoe_range *range = &numoe_model_plan(l->model)->range;
@@ -177,7 +211,7 @@ static int list_turns(struct load *l)
     qsort(l->turns, count, sizeof *l->turns, by_file_order);
     l->turn_count = count;
     l->expert_bytes = read_bytes(l);
-    return 0;
+    return deal_turns(l);
 }
 
 /* ---- reading -------------------------------------------------------------------------------- */
@@ -193,6 +227,8 @@ static int open_reader(struct load *l)
         return numoe_error_set(l->error, -ENOMEM, NULL, "no memory for %u files", count);
     for (i = 0; i < count; i++)
         files[i].path = numoe_checkpoint_file(l->ckpt, i, &files[i].bytes);
+    options.memory = l->memory;
+    options.memory_bytes = l->memory_bytes;
     options.log = numoe_context_log(numoe_model_context(l->model));
     code = numoe_reader_create(&options, files, count, &l->reader, l->error);
     free(files);

@@ -7,6 +7,9 @@
  * none is in use. After an error nothing new starts, and what runs is waited for before any
  * memory is let go.
  *
+ * A file that is open has a seat: its two descriptors, with O_DIRECT and without, are numbers
+ * 2 seat and 2 seat + 1 among those registered with the ring.
+ *
  * A direct read may only continue at an aligned offset. A short direct read that stops elsewhere
  * before the end of the file is continued through the page cache, where any offset will do.
  *
@@ -27,8 +30,10 @@
 #include <time.h>
 #include <unistd.h>
 
+#define FIXED_LIMIT ((uint64_t)1 << 30) /* the kernel's, of one buffer */
+
 enum {
-    OPEN_FILES = 64,  /* descriptors kept, however many files there are */
+    OPEN_FILES = 64,  /* kept open, however many files there are; seats are bits of 64 */
     RETRIES = 1000,   /* EAGAIN and EINTR in a row before they count as an error */
     RETRY_PAUSE = 10, /* of these, without a pause of a millisecond */
 };
@@ -51,7 +56,8 @@ struct block {
 struct file {
     const char *path;
     uint64_t bytes;
-    int direct_fd, buffered_fd; /* -1: not open */
+    int fds[2];    /* through the page cache, and direct; -1: not open */
+    unsigned seat; /* while one of them is open */
     bool refuses_direct;
     uint32_t blocks; /* in use: its descriptors must stay */
     uint64_t last_use;
@@ -64,6 +70,7 @@ struct numoe_reader {
     struct file *files;
     uint32_t file_count;
     uint32_t open_files;
+    uint64_t seats; /* bit s: seat s is taken */
     uint64_t uses;
     struct block *blocks, *free_blocks;
     struct block *ready, **ready_tail;
@@ -72,6 +79,9 @@ struct numoe_reader {
     uint32_t used_blocks, running;
     struct io_uring ring;
     bool has_ring, leaving_ring;
+    bool fixed_files; /* descriptors are registered */
+    uint8_t *fixed;   /* memory that is; NULL: none */
+    uint64_t fixed_bytes;
     unsigned unsubmitted; /* entries prepared that the kernel has not taken */
     int status;
     struct numoe_error error;
@@ -88,19 +98,55 @@ static int fail(struct numoe_reader *r, int code, const char *path, const char *
 
 /* ---- files ---------------------------------------------------------------------------------- */
 
+static bool is_open(const struct file *file)
+{
+    return file->fds[0] >= 0 || file->fds[1] >= 0;
+}
+
+/* What was registered is let go: every request names what it needs from now on. */
+static void leave_fixed_files(struct numoe_reader *r, int code)
+{
+    if (!r->fixed_files)
+        return;
+    r->fixed_files = false;
+    numoe_log_write(&r->log, NUMOE_LOG_INFO, "files are not registered with io_uring: %s",
+                    strerror(-code));
+}
+
+/* Tell the ring of a descriptor of a file, or with -1 that it goes. */
+static void enlist(struct numoe_reader *r, const struct file *file, bool direct, int fd)
+{
+    int code;
+
+    if (!r->fixed_files)
+        return;
+    code = io_uring_register_files_update(&r->ring, 2 * file->seat + direct, &fd, 1);
+    if (code != 1)
+        leave_fixed_files(r, code < 0 ? code : -EIO);
+}
+
 static void close_file(struct numoe_reader *r, struct file *file)
 {
-    if (file->direct_fd < 0 && file->buffered_fd < 0)
+    if (!is_open(file))
         return;
-    if (file->direct_fd >= 0)
-        close(file->direct_fd);
-    if (file->buffered_fd >= 0) {
-        /* Read-ahead may have brought in what no block asked for. */
-        posix_fadvise(file->buffered_fd, 0, 0, POSIX_FADV_DONTNEED);
-        close(file->buffered_fd);
-    }
-    file->direct_fd = file->buffered_fd = -1;
+    /* Read-ahead may have brought in what no block asked for. */
+    if (file->fds[0] >= 0)
+        posix_fadvise(file->fds[0], 0, 0, POSIX_FADV_DONTNEED);
+    for (unsigned direct = 0; direct < 2; direct++)
+        if (file->fds[direct] >= 0) {
+            enlist(r, file, direct, -1);
+            close(file->fds[direct]);
+            file->fds[direct] = -1;
+        }
+    r->seats &= ~((uint64_t)1 << file->seat);
     r->open_files--;
+}
+
+static void take_seat(struct numoe_reader *r, struct file *file)
+{
+    file->seat = (unsigned)__builtin_ctzll(~r->seats);
+    r->seats |= (uint64_t)1 << file->seat;
+    r->open_files++;
 }
 
 static void close_oldest(struct numoe_reader *r)
@@ -110,7 +156,7 @@ static void close_oldest(struct numoe_reader *r)
 
     for (i = 0; i < r->file_count; i++) {
         struct file *file = &r->files[i];
-        if (file->blocks || (file->direct_fd < 0 && file->buffered_fd < 0))
+        if (file->blocks || !is_open(file))
             continue;
         if (!oldest || file->last_use < oldest->last_use)
             oldest = file;
@@ -147,14 +193,13 @@ static int block_fd(struct numoe_reader *r, struct block *block)
 {
     struct file *file = &r->files[block->read->file];
     struct stat status;
-    bool was_open = file->direct_fd >= 0 || file->buffered_fd >= 0;
     bool direct = !block->buffered && !file->refuses_direct;
-    int fd = direct ? file->direct_fd : file->buffered_fd;
+    int fd = file->fds[direct];
 
     block->direct = direct;
     if (fd >= 0)
         return fd;
-    if (!was_open && r->open_files >= OPEN_FILES)
+    if (!is_open(file) && r->open_files >= OPEN_FILES)
         close_oldest(r);
     fd = open_one(r, file->path, direct);
     if (direct && (fd == -EINVAL || fd == -EOPNOTSUPP)) {
@@ -172,9 +217,10 @@ static int block_fd(struct numoe_reader *r, struct block *block)
                    &r->error, -EIO, file->path, "was changed: it has %llu bytes now, %llu before",
                    (unsigned long long)status.st_size, (unsigned long long)file->bytes);
     }
-    *(direct ? &file->direct_fd : &file->buffered_fd) = fd;
-    if (!was_open)
-        r->open_files++;
+    if (!is_open(file))
+        take_seat(r, file);
+    file->fds[direct] = fd;
+    enlist(r, file, direct, fd);
     return fd;
 }
 
@@ -280,12 +326,7 @@ static void complete(struct numoe_reader *r, struct block *block, int64_t result
         release(r, block);
         return;
     }
-    if (result == -EINTR || result == -EAGAIN) {
-        if (++block->retries > RETRIES) {
-            fail(r, (int)result, path, "read", block->at);
-            release(r, block);
-            return;
-        }
+    if ((result == -EINTR || result == -EAGAIN) && ++block->retries <= RETRIES) {
         if (block->retries > RETRY_PAUSE)
             nanosleep(&(struct timespec){0, 1000000}, NULL);
         make_ready(r, block);
@@ -296,9 +337,10 @@ static void complete(struct numoe_reader *r, struct block *block, int64_t result
         make_ready(r, block);
         return;
     }
-    if (ring && (result == -EINVAL || result == -ENOSYS || result == -EPERM || result == -ENOMEM ||
-                 result == -EOPNOTSUPP)) {
+    /* Whatever it is that the ring cannot, pread may: it says so itself if not. */
+    if (ring && result < 0) {
         leave_ring(r, "read", (int)result);
+        block->retries = 0;
         make_ready(r, block);
         return;
     }
@@ -323,7 +365,7 @@ static void complete(struct numoe_reader *r, struct block *block, int64_t result
     block->retries = 0;
     block->at += (uint64_t)result;
     if (!block->direct)
-        posix_fadvise(file->buffered_fd, (off_t)(before / NUMOE_READ_ALIGN * NUMOE_READ_ALIGN),
+        posix_fadvise(file->fds[0], (off_t)(before / NUMOE_READ_ALIGN * NUMOE_READ_ALIGN),
                       (off_t)(block->end - before / NUMOE_READ_ALIGN * NUMOE_READ_ALIGN),
                       POSIX_FADV_DONTNEED);
     if (block->at >= block->need) {
@@ -340,7 +382,7 @@ static void complete(struct numoe_reader *r, struct block *block, int64_t result
 static void close_ring(struct numoe_reader *r)
 {
     io_uring_queue_exit(&r->ring);
-    r->has_ring = r->leaving_ring = false;
+    r->has_ring = r->leaving_ring = r->fixed_files = false;
 }
 
 /* Take back what was prepared but never reached the kernel, when it will not take it. */
@@ -363,9 +405,7 @@ static void ring_submit(struct numoe_reader *r)
 
     while (r->unsubmitted) {
         int taken = io_uring_submit(&r->ring);
-        if (taken == -EINTR)
-            continue;
-        if (taken == -EAGAIN || taken == -EBUSY) {
+        if (taken == -EAGAIN || taken == -EBUSY || taken == -EINTR) {
             if (r->running > r->unsubmitted)
                 return; /* completions must be taken first */
             if (++refused > RETRIES) {
@@ -383,6 +423,24 @@ static void ring_submit(struct numoe_reader *r)
     }
 }
 
+static void prepare(const struct numoe_reader *r, struct io_uring_sqe *sqe, struct block *block,
+                    int fd)
+{
+    const struct file *file = &r->files[block->read->file];
+    uint8_t *buffer = (uint8_t *)block_buffer(block);
+    const uint64_t at = (uint64_t)((uintptr_t)buffer - (uintptr_t)r->fixed);
+
+    if (r->fixed && at < r->fixed_bytes && block->asked <= r->fixed_bytes - at)
+        io_uring_prep_read_fixed(sqe, fd, buffer, (unsigned)block->asked, block->at, 0);
+    else
+        io_uring_prep_read(sqe, fd, buffer, (unsigned)block->asked, block->at);
+    if (r->fixed_files) {
+        sqe->fd = (int)(2 * file->seat + block->direct);
+        sqe->flags |= IOSQE_FIXED_FILE;
+    }
+    io_uring_sqe_set_data(sqe, block);
+}
+
 static void ring_fill(struct numoe_reader *r)
 {
     while (r->ready && !r->status && !r->leaving_ring) {
@@ -397,8 +455,7 @@ static void ring_fill(struct numoe_reader *r)
             return;
         take_ready(r);
         block->asked = block->end - block->at;
-        io_uring_prep_read(sqe, fd, block_buffer(block), (unsigned)block->asked, block->at);
-        io_uring_sqe_set_data(sqe, block);
+        prepare(r, sqe, block, fd);
         block->state = RUNNING;
         r->running++;
         r->unsubmitted++;
@@ -446,6 +503,36 @@ static void pread_one(struct numoe_reader *r)
     r->running++;
     got = pread(fd, block_buffer(block), block->asked, (off_t)block->at);
     complete(r, block, got < 0 ? -errno : got, false);
+}
+
+/* A limit on locked memory may refuse either; both only save time. */
+static void register_all(struct numoe_reader *r, const struct numoe_reader_options *options)
+{
+    const struct iovec memory = {options->memory, options->memory_bytes};
+    int none[2 * OPEN_FILES], code = 0;
+
+    for (unsigned i = 0; i < 2 * OPEN_FILES; i++)
+        none[i] = -1;
+    if (r->hooks.enlist)
+        code = r->hooks.enlist(r->hooks.user, true);
+    if (code == 0)
+        code = io_uring_register_files(&r->ring, none, 2 * OPEN_FILES);
+    r->fixed_files = true;
+    if (code < 0)
+        leave_fixed_files(r, code);
+    if (!options->memory || options->memory_bytes > FIXED_LIMIT)
+        return;
+    code = r->hooks.enlist ? r->hooks.enlist(r->hooks.user, false) : 0;
+    if (code == 0)
+        code = io_uring_register_buffers(&r->ring, &memory, 1);
+    if (code < 0) {
+        numoe_log_write(&r->log, NUMOE_LOG_INFO,
+                        "%llu MiB of buffers are not registered with io_uring: %s",
+                        (unsigned long long)(options->memory_bytes >> 20), strerror(-code));
+        return;
+    }
+    r->fixed = options->memory;
+    r->fixed_bytes = options->memory_bytes;
 }
 
 static int open_ring(struct numoe_reader *r)
@@ -511,8 +598,8 @@ int numoe_reader_create(const struct numoe_reader_options *options,
     if (!r->files || !r->blocks)
         goto no_memory;
     for (i = 0; i < file_count; i++)
-        r->files[i] = (struct file){
-            .path = files[i].path, .bytes = files[i].bytes, .direct_fd = -1, .buffered_fd = -1};
+        r->files[i] =
+            (struct file){.path = files[i].path, .bytes = files[i].bytes, .fds = {-1, -1}};
     for (i = r->depth; i-- > 0;) {
         r->blocks[i].link = r->free_blocks;
         r->free_blocks = &r->blocks[i];
@@ -522,6 +609,8 @@ int numoe_reader_create(const struct numoe_reader_options *options,
     if (code < 0)
         numoe_log_write(&r->log, NUMOE_LOG_WARNING,
                         "io_uring is not usable (setup: %s); reading with pread", strerror(-code));
+    else
+        register_all(r, options);
     *reader = r;
     return 0;
 no_memory:
@@ -547,7 +636,7 @@ void numoe_reader_destroy(struct numoe_reader *reader)
             ring_wait(reader, 100000000);
             ring_reap(reader);
         }
-        io_uring_queue_exit(&reader->ring);
+        close_ring(reader);
     }
     for (i = 0; i < reader->file_count; i++)
         close_file(reader, &reader->files[i]);

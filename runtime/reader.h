@@ -3,10 +3,13 @@
  * lesser way where they do not.
  *
  * A range is read as whole blocks of NUMOE_READ_ALIGN bytes around it, straight into the caller's
- * window; numoe_read.data then points at its first byte. Many blocks are in flight at once.
- * Fallbacks, each reported through log: a file whose filesystem refuses O_DIRECT, at open or at
- * the first read, is read through the page cache, and dropped from it; without io_uring (no ring,
- * or its calls denied) blocks are read by pread in the calling thread.
+ * window; numoe_read.data then points at its first byte. Many blocks are in flight at once; files,
+ * and the memory that windows lie in, are registered with the kernel, which then need not look them
+ * up and pin them for each block.
+ * Fallbacks, each reported through log with its code: what cannot be registered is named in each
+ * request; a file whose filesystem refuses O_DIRECT, at open or at the first read, is read through
+ * the page cache, and dropped from it; without io_uring (no ring, or any failure of its calls or
+ * requests) blocks are read by pread in the calling thread.
  * All memory is taken at creation.
  *
  * SPDX-License-Identifier: Apache-2.0
@@ -36,15 +39,18 @@ struct numoe_reader_event {
 /* Seams for tests: answers in place of the system's. Each may be NULL. */
 struct numoe_reader_hooks {
     void *user;
-    int (*ring)(void *user);                                /* 0, or -errno: no ring */
+    int (*ring)(void *user);               /* 0, or -errno: no ring */
+    int (*enlist)(void *user, bool files); /* 0, or -errno: files, or buffers, not registered */
     int (*open)(void *user, const char *path, bool direct); /* 0, or -errno: not opened */
     int64_t (*complete)(void *user, const struct numoe_reader_event *event); /* believed result */
 };
 
 struct numoe_reader_options {
-    uint32_t queue_depth;                   /* blocks in flight; 1 .. 4096 */
-    uint32_t block_bytes;                   /* a multiple of NUMOE_READ_ALIGN */
-    const struct numoe_log *log;            /* copied; NULL drops messages */
+    uint32_t queue_depth;        /* blocks in flight; 1 .. 4096 */
+    uint32_t block_bytes;        /* a multiple of NUMOE_READ_ALIGN */
+    void *memory;                /* in which all windows lie, to be registered; NULL: nothing is */
+    uint64_t memory_bytes;       /* it stays until the reader is destroyed */
+    const struct numoe_log *log; /* copied; NULL drops messages */
     const struct numoe_reader_hooks *hooks; /* copied; NULL in use */
 };
 

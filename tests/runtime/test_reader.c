@@ -13,7 +13,7 @@ struct range {
 };
 
 struct faults {
-    int ring, open_direct, open_any;
+    int ring, open_direct, open_any, enlist_files, enlist_buffers;
     unsigned completions;
     unsigned every; /* which completions are tampered with: each so-many-th; 0: none */
     unsigned last;  /* and none after this one; 0: no end */
@@ -27,6 +27,13 @@ struct faults {
 static int fault_ring(void *user)
 {
     return ((struct faults *)user)->ring;
+}
+
+static int fault_enlist(void *user, bool files)
+{
+    const struct faults *faults = user;
+
+    return files ? faults->enlist_files : faults->enlist_buffers;
 }
 
 static int fault_open(void *user, const char *path, bool direct)
@@ -123,10 +130,12 @@ static void end_world(struct world *w)
 static int read_ranges(struct world *w, const struct range *ranges, unsigned count)
 {
     struct numoe_log log = {files_log_fn, &w->log};
-    struct numoe_reader_hooks hooks = {&w->faults, fault_ring, fault_open, fault_complete};
+    struct numoe_reader_hooks hooks = {&w->faults, fault_ring, fault_enlist, fault_open,
+                                       fault_complete};
     struct numoe_reader *reader;
     struct numoe_read reads[MAX_RANGES], *done;
     void *windows[MAX_RANGES];
+    uint8_t *next_window = w->options.memory;
     unsigned i, finished = 0;
     int code, before = files_open_now();
 
@@ -138,7 +147,10 @@ static int read_ranges(struct world *w, const struct range *ranges, unsigned cou
     for (i = 0; i < count; i++) {
         uint64_t window = numoe_read_window(ranges[i].offset, ranges[i].bytes);
         /* Exactly what is promised to suffice, so that one byte more is an overrun. */
-        cr_assert_eq(posix_memalign(&windows[i], NUMOE_READ_ALIGN, window ? window : 1), 0);
+        if (w->options.memory)
+            windows[i] = next_window, next_window += window;
+        else
+            cr_assert_eq(posix_memalign(&windows[i], NUMOE_READ_ALIGN, window ? window : 1), 0);
         memset(windows[i], 0x5A, window);
         reads[i] = (struct numoe_read){.file = ranges[i].file,
                                        .offset = ranges[i].offset,
@@ -166,7 +178,7 @@ static int read_ranges(struct world *w, const struct range *ranges, unsigned cou
     }
     snprintf(w->way, sizeof w->way, "%s", numoe_reader_path(reader));
     numoe_reader_destroy(reader);
-    for (i = 0; i < count; i++)
+    for (i = 0; i < count && !w->options.memory; i++)
         free(windows[i]);
     cr_expect_eq(files_open_now(), before);
     return code;
@@ -203,6 +215,36 @@ Test(reader, any_range_by_io_uring, .timeout = 20)
     end_world(w);
 }
 
+/* With everything registered, with either refused, and with both. */
+Test(reader, what_is_not_registered_is_named_in_each_request, .timeout = 20)
+{
+    const uint64_t room = 2 << 20;
+    unsigned refused;
+
+    if (!io_uring_works())
+        cr_skip_test("io_uring is not available here");
+    for (refused = 0; refused < 4; refused++) {
+        struct world *w = world(300001);
+
+        w->options.memory =
+            mmap(NULL, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        w->options.memory_bytes = room;
+        w->faults.enlist_files = refused & 1 ? -ENOSYS : 0;
+        w->faults.enlist_buffers = refused & 2 ? -ENOMEM : 0;
+        cr_assert_eq(read_ranges(w, awkward, AWKWARD), 0, "%s", w->error.message);
+        cr_expect_str_eq(w->way, "io_uring O_DIRECT");
+        cr_expect_eq(w->log.warnings, 0);
+        if (refused & 1)
+            expect_text(w->log.text, "files are not registered with io_uring: Function not");
+        if (refused & 2)
+            expect_text(w->log.text, "2 MiB of buffers are not registered with io_uring: Cannot");
+        if (!refused)
+            cr_expect_eq(w->log.count, 0, "%s", w->log.text);
+        munmap(w->options.memory, room);
+        end_world(w);
+    }
+}
+
 Test(reader, without_a_ring_it_is_pread_and_said_once, .timeout = 20)
 {
     static const int codes[] = {-EPERM, -ENOSYS, -ENOMEM};
@@ -222,12 +264,12 @@ Test(reader, without_a_ring_it_is_pread_and_said_once, .timeout = 20)
 
 Test(reader, a_denied_opcode_turns_to_pread_midway, .timeout = 20)
 {
-    static const int codes[] = {-EPERM, -ENOSYS, -ENOMEM, -EOPNOTSUPP};
+    static const int codes[] = {-EPERM, -ENOSYS, -ENOMEM, -EOPNOTSUPP, -EIO, -EBADF, -EFAULT};
     unsigned i, every;
 
     if (!io_uring_works())
         cr_skip_test("io_uring is not available here");
-    for (i = 0; i < 4; i++)
+    for (i = 0; i < sizeof codes / sizeof codes[0]; i++)
         for (every = 1; every <= 7; every += 3) {
             struct world *w = world(300001);
             w->faults.every = every;
