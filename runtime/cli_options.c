@@ -154,6 +154,9 @@ static const struct option_text option_texts[] = {
     [CLI_TP] = {"tp", "N",
                 "tensor parallel: N parts of the slices of every expert, each for ranks of its\n"
                 "own"},
+    [CLI_VERIFY] = {"verify", NULL,
+                    "take checksums of the weights when they are loaded, and look at the end\n"
+                    "whether they still are what they were"},
     [CLI_WORKERS] = {"workers", "N", "worker threads (default: one for each core allowed)"},
 };
 
@@ -482,6 +485,9 @@ static int set_option(enum cli_option option, const char *text, struct cli_value
         return parse_count(text, UINT32_MAX, &values->experts, error);
     case CLI_EXPERTS_PER_TOKEN:
         return parse_count(text, UINT32_MAX, &values->experts_per_token, error);
+    case CLI_VERIFY:
+        values->verify = true;
+        return 0;
     case CLI_DRAFT:
     case CLI_DRAFT_TOO:
         values->draft = true;

@@ -87,6 +87,7 @@ enum cli_option {
     CLI_TOPOLOGY,
     CLI_TRACE,
     CLI_TP,
+    CLI_VERIFY,
     CLI_WORKERS
 };
 
@@ -123,7 +124,7 @@ struct cli_values {
     enum numoe_format format;
     uint32_t repeat, threads, workers;
     bool json, measure, once, smt, gpu, resident, stream, spill, batch_invariant;
-    bool draft;
+    bool draft, verify;
     enum numoe_synth_layout layout;
     enum numoe_memory_policy memory_policy;
     enum numoe_bench_routing routing;

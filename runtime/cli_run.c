@@ -305,6 +305,7 @@ static int run(const struct cli_values *values)
         goto close;
     load.arithmetic = values->arithmetic_count ? values->arithmetics[0] : NUMOE_FAST;
     load.draft = values->draft;
+    load.checksum = values->verify;
     load.family_file = values->family;
     load.progress = watch_loading;
     load.user = &report;
@@ -349,6 +350,10 @@ static int run(const struct cli_values *values)
     }
     if (trace && cli_trace_write(values->trace, context, &trace) && !code)
         code = CLI_FAILURE;
+    if (values->verify && numoe_model_verify(model, &error)) {
+        cli_error("run", "%s", error.message);
+        code = CLI_CHECK_FAILED;
+    }
     if (!(report.worst <= report.limit)) {
         cli_error("run", "results differ from the reference by %.2e, more than %.2e", report.worst,
                   report.limit);
@@ -373,7 +378,8 @@ static const enum cli_option options[] = {
     CLI_SPILL,    CLI_NODES,        CLI_CPUS,      CLI_FORM,
     CLI_OPTIMIZE, CLI_RESERVE_CPUS, CLI_KEEP_FREE, CLI_SEED,
     CLI_GPU,      CLI_STREAM,       CLI_STATS,     CLI_TRACE,
-    CLI_DRAFT,    CLI_FAMILY,       CLI_JSON,      CLI_END};
+    CLI_DRAFT,    CLI_FAMILY,       CLI_VERIFY,    CLI_JSON,
+    CLI_END};
 
 const struct cli_verb cli_run = {
     .name = "run",

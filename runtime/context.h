@@ -122,6 +122,8 @@ struct numoe_model {
     struct numoe_plan_reach reach[NUMOE_REACHES];
     struct model_groups groups[NUMOE_REACHES];
     uint8_t *state;       /* [layers * experts] EXPERT_ bits */
+    bool *away;           /* [layers] unloaded, and its memory given back */
+    uint64_t *sums;       /* [layers * experts] checksums of what is present; NULL: none are kept */
     uint32_t *bias_place; /* [layers * experts] index of its b2 row on the node of slice 0 */
     uint32_t *bias_node;  /* [layers * experts] that node */
     char family[64];

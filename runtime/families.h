@@ -49,12 +49,6 @@ enum numoe_tensor_kind {
     NUMOE_TENSOR_BIAS
 };
 
-enum numoe_gate_up_order {
-    NUMOE_GATE_UP_INTERLEAVED, /* even rows gate, odd ones up */
-    NUMOE_GATE_FIRST,
-    NUMOE_UP_FIRST
-};
-
 /* name: a pattern, in which {layer} and {expert} stand for numbers. Without {expert} the tensor has
  * the experts of its layer as its first dimension; all tensors of a family have it or none. */
 struct numoe_family_tensor {

@@ -466,25 +466,13 @@ static struct numoe_mxfp4 matrix(const struct load *l, const struct slot *slot,
 }
 
 /* A bias as the files have it, to floats one after another. */
-static float *read_bias(const struct slot *slot, enum numoe_part part, float *out)
+static const float *read_bias(const struct slot *slot, enum numoe_part part, float *out)
 {
     const struct numoe_extent *extent = &slot->extents[part];
-    uint64_t i;
 
-    for (i = 0; i < extent->rows; i++) {
-        const uint8_t *from = slot->parts[part] + i * extent->stride;
-        uint16_t half;
-        uint32_t bits;
-
-        if (extent->dtype == NUMOE_DTYPE_F32) {
-            memcpy(&out[i], from, sizeof out[i]);
-        } else {
-            memcpy(&half, from, sizeof half);
-            bits = (uint32_t)half << 16;
-            memcpy(&out[i], &bits, sizeof out[i]);
-        }
-    }
-    return out;
+    return numoe_floats(slot->parts[part], extent->stride,
+                        extent->dtype == NUMOE_DTYPE_F32 ? NUMOE_F32 : NUMOE_BF16, extent->rows,
+                        out);
 }
 
 static int start_packing(struct load *l, struct slot *slot)
@@ -723,6 +711,8 @@ int numoe_model_load(struct numoe *context, const char *directory,
         code = open_reader(l);
     if (code == 0)
         code = load_experts(l);
+    if (code == 0 && settings.checksum)
+        code = numoe_model_keep_sums(l->model, error);
     if (code == 0)
         numoe_model_set_origin(
             l->model, numoe_checkpoint_family(l->ckpt)->name, l->turn_count * l->expert_bytes,

@@ -112,10 +112,12 @@ static int place(struct numoe_model *model, struct numoe_error *error)
 
     model->nodes = calloc(nodes, sizeof *model->nodes);
     model->state = calloc(experts, 1);
+    model->away = calloc(desc->layers, sizeof *model->away);
     model->bias_place = calloc(experts, sizeof *model->bias_place);
     model->bias_node = calloc(experts, sizeof *model->bias_node);
     biases = calloc(nodes, sizeof *biases);
-    if (!model->nodes || !model->state || !model->bias_place || !model->bias_node || !biases)
+    if (!model->nodes || !model->state || !model->away || !model->bias_place || !model->bias_node ||
+        !biases)
         goto fail;
     for (uint32_t n = 0; n < nodes; n++) {
         model->nodes[n].start = malloc((experts + 1) * sizeof(uint32_t));
@@ -369,6 +371,8 @@ void numoe_model_destroy(struct numoe_model *model)
     }
     free(model->nodes);
     free(model->state);
+    free(model->away);
+    free(model->sums);
     free(model->bias_place);
     free(model->bias_node);
     free(model->home);
@@ -577,6 +581,8 @@ int numoe_expert_load(struct numoe_model *model, uint64_t layer, uint64_t expert
             (unsigned long long)model->plan->range.end_expert - 1);
     memcpy(&w, weights, weights->size < sizeof w ? weights->size : sizeof w);
     rc = check_weights(model, &w, error);
+    if (!rc)
+        rc = numoe_layer_return(model, layer, error);
     if (rc)
         return rc;
     source = (struct numoe_expert_source){
@@ -618,6 +624,9 @@ int numoe_expert_load(struct numoe_model *model, uint64_t layer, uint64_t expert
         if (model->desc.bias)
             numoe_model_store_down_bias(model, layer, expert, w.down_bias);
         numoe_model_mark(model, layer, expert, true, extreme);
+        if (model->sums)
+            numoe_expert_checksum(model, layer, expert,
+                                  &model->sums[layer * model->desc.experts + expert]);
     }
 out:
     free(job.reports);

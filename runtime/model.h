@@ -59,6 +59,16 @@ void numoe_model_store_down_bias(struct numoe_model *model, uint64_t layer, uint
 void numoe_model_mark(struct numoe_model *model, uint64_t layer, uint64_t expert, bool present,
                       bool extreme_scales);
 
+/* Get the memory of a layer that was unloaded. Before anything is stored there. */
+int numoe_layer_return(struct numoe_model *model, uint64_t layer, struct numoe_error *error);
+
+/* `count` values of a type, stride bytes apart and anyhow aligned, as floats. @return out */
+const float *numoe_floats(const void *from, uint64_t stride, enum numoe_type type, uint64_t count,
+                          float *out);
+
+/* Keep checksums from now on, of all that is present. */
+int numoe_model_keep_sums(struct numoe_model *model, struct numoe_error *error);
+
 /* What a loader knows and numoe_model_info reports. */
 void numoe_model_set_origin(struct numoe_model *model, const char *family,
                             uint64_t checkpoint_bytes, double seconds, const char *io_path);

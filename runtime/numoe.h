@@ -223,6 +223,68 @@ struct numoe_expert_weights {
 int numoe_expert_load(struct numoe_model *model, uint64_t layer, uint64_t expert,
                       const struct numoe_expert_weights *weights, struct numoe_error *error);
 
+/** Bytes from an expert's codes and scales to those of the next. */
+struct numoe_expert_stride {
+    uint64_t codes, scales;
+};
+
+/** All experts of a layer in the caller's memory, laid out alike. Pointers are to expert 0's. */
+struct numoe_layer_weights {
+    size_t size;
+    enum numoe_gate_up_order gate_up; /**< must be given. Unless APART, gate is the matrix of both,
+                                           of 2 I rows, and up, up_bias are not looked at */
+    struct numoe_mxfp4 gate, up;      /**< [I, H], or [2 I, H] in gate */
+    struct numoe_mxfp4 down;          /**< [H, I] */
+    struct numoe_expert_stride gate_stride, up_stride, down_stride;
+    const void *gate_bias, *up_bias, *down_bias; /**< rows of these matrices, one after another;
+                                                      with desc.bias only */
+    uint64_t gate_bias_stride, up_bias_stride, down_bias_stride; /**< bytes to the next expert's */
+    enum numoe_type bias_type;
+};
+
+#define NUMOE_LAYER_WEIGHTS_INIT                                                                   \
+    {                                                                                              \
+        .size = sizeof(struct numoe_layer_weights), .bias_type = NUMOE_F32                         \
+    }
+
+/**
+ * Load a layer's experts from memory: what a loop of numoe_expert_load over the experts of the
+ * model's range does. The source may be freed after the call, and may be memory that an engine has
+ * mapped or filled in any of the layouts that numoe_gate_up_order and numoe_mxfp4 describe.
+ * @return as numoe_expert_load, with the expert named; experts before it are loaded, it and those
+ *         after it are as they were, or missing. -EINVAL also: gate_up or bias_type is not given
+ * @thread as numoe_expert_load
+ */
+int numoe_layer_load_from(struct numoe_model *model, uint64_t layer,
+                          const struct numoe_layer_weights *weights, struct numoe_error *error);
+
+/**
+ * Take a layer's experts out: they compute as missing (see numoe_batch.skipped) until they are
+ * loaded again, and their memory goes back to the system. Weights that a GPU has pinned stay where
+ * they are. Loading an expert of the layer gets the memory of the whole layer again first.
+ * @return 0; -EINVAL
+ * @thread as numoe_expert_load
+ */
+int numoe_layer_unload(struct numoe_model *model, uint64_t layer, struct numoe_error *error);
+
+/**
+ * A checksum (XXH3, 64 bits) of an expert as it lies in memory: the same for the same weights and
+ * range, on any machine and under any plan.
+ * @return 0; -EINVAL; -ENOENT: the expert is missing
+ * @thread as numoe_expert_load
+ */
+int numoe_expert_checksum(const struct numoe_model *model, uint64_t layer, uint64_t expert,
+                          uint64_t *sum);
+
+/**
+ * Look whether all experts still are what was loaded, by the checksums that were taken then
+ * (numoe_load_options.checksum; of an expert that was replaced since, by that of the new one).
+ * Reads all weights, with all workers.
+ * @return 0; -EIO: one is not, layer and expert named; -ENODATA: none were taken; -EINVAL, -ENOMEM
+ * @thread as numoe_expert_load, of all layers
+ */
+int numoe_model_verify(struct numoe_model *model, struct numoe_error *error);
+
 struct numoe_load_progress {
     uint64_t bytes_done, bytes_total;
     double seconds;
@@ -244,6 +306,8 @@ struct numoe_load_options {
     const char *family_file; /**< path of a description of a model family that is not known here, or
                                   that is to be taken whatever is known; runtime/family_file.h says
                                   what it holds. NULL: none */
+    bool checksum; /**< take checksums of what is placed, for numoe_model_verify: another reading of
+                        all weights */
 };
 
 #define NUMOE_LOAD_OPTIONS_INIT                                                                    \

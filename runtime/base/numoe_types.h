@@ -139,6 +139,15 @@ enum numoe_nibbles {
     NUMOE_NIBBLES_SPLIT = 2     /**< byte j of 16: column j low, j + 16 high (GGUF) */
 };
 
+/** Where the rows of gate and up lie. There is no default: taken for each other, they compute
+ *  something else without any error. */
+enum numoe_gate_up_order {
+    NUMOE_GATE_UP_APART = 1,       /**< in a matrix each */
+    NUMOE_GATE_UP_INTERLEAVED = 2, /**< in one of 2 I rows: even ones gate, odd ones up */
+    NUMOE_GATE_FIRST = 3,          /**< in one of 2 I rows: I of gate, then I of up */
+    NUMOE_UP_FIRST = 4             /**< in one of 2 I rows: I of up, then I of gate */
+};
+
 /**
  * One MXFP4 matrix in the caller's memory. Row r: codes at codes + r * code_stride in blocks of 16
  * bytes code_step apart, scale bytes (E8M0) at scales + r * scale_stride, scale_step apart, one for
