@@ -10,6 +10,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+/* Of one range, before they count as an error: a file system that answers so for ever. */
+enum { INTERRUPTIONS = 1000 };
+
 struct numoe_quoted numoe_quote(const char *name)
 {
     struct numoe_quoted quoted;
@@ -67,12 +70,13 @@ int numoe_file_read(int fd, const char *path, void *buffer, uint64_t bytes, uint
                     struct numoe_error *error)
 {
     uint64_t done = 0;
+    unsigned interrupted = 0;
 
     while (done < bytes) {
         uint64_t want = bytes - done < 1u << 30 ? bytes - done : 1u << 30;
         ssize_t got = pread(fd, (char *)buffer + done, want, (off_t)(offset + done));
 
-        if (got < 0 && errno == EINTR)
+        if (got < 0 && errno == EINTR && ++interrupted < INTERRUPTIONS)
             continue;
         if (got < 0) {
             int code = -errno;
