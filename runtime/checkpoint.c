@@ -12,6 +12,7 @@
 
 #include "files.h"
 #include "gguf.h"
+#include "json_scan.h"
 #include "safetensors.h"
 
 #include <dirent.h>
@@ -157,58 +158,138 @@ static struct shard *find_shard(const struct numoe_checkpoint *c, const char *na
     return bsearch(&key, c->shards, c->shard_count, sizeof key, by_name);
 }
 
-/* The distinct files of the index, in order of name. */
+static int bad_index(struct opening *o, const char *what)
+{
+    return numoe_error_set(o->error, -EBADMSG, o->ckpt->directory, INDEX_NAME " %s", what);
+}
+
+/* Which file a tensor is in, by the files seen so far; a new one is added. Neighbours mostly share
+ * theirs. */
+static int find_listed(struct opening *o, json_t *seen, const char *tensor, const char *name,
+                       uint32_t *listed)
+{
+    struct numoe_checkpoint *c = o->ckpt;
+    const json_t *known;
+    int code;
+
+    if (c->shard_count && !strcmp(c->shards[*listed].name, name))
+        return 0;
+    known = json_object_get(seen, name);
+    if (known) {
+        *listed = (uint32_t)json_integer_value(known);
+        return 0;
+    }
+    if (!plain_name(name))
+        return numoe_error_set(o->error, -EBADMSG, c->directory,
+                               INDEX_NAME
+                               ": file name \"%s\" of tensor \"%s\" leaves the directory",
+                               numoe_quote(name).text, numoe_quote(tensor).text);
+    *listed = c->shard_count;
+    code = add_shard(o, name);
+    if (code == 0 && json_object_set_new(seen, name, json_integer(*listed)) < 0)
+        code = no_list(o);
+    return code;
+}
+
+/* The tensors of the index, after the bracket that opens weight_map. */
+static int list_tensors(struct opening *o, struct numoe_scan *scan, json_t *seen, uint64_t *count)
+{
+    struct numoe_tensor *items = NULL;
+    uint64_t room = 0;
+    uint32_t listed = 0;
+    const char *tensor, *name;
+    int code = 0;
+
+    for (bool first = true; code == 0 && numoe_scan_member(scan, &first, &tensor);) {
+        if (numoe_scan_peek(scan) != '"')
+            return numoe_error_set(o->error, -EBADMSG, o->ckpt->directory,
+                                   INDEX_NAME ": the file of tensor \"%s\" is not a string",
+                                   numoe_quote(tensor).text);
+        name = numoe_scan_string(scan);
+        if (!name)
+            break;
+        code = find_listed(o, seen, tensor, name, &listed);
+        if (*count == room) {
+            room = room ? 2 * room : 1024;
+            items = numoe_tensors_room(o->listed, room);
+        }
+        if (!items)
+            return no_list(o);
+        /* one table, and not one a file: a name is in the index once */
+        items[*count] = (struct numoe_tensor){.name = tensor, .begin = listed};
+        ++*count;
+    }
+    return code;
+}
+
+static int read_index(struct opening *o, struct numoe_scan *scan, json_t *seen)
+{
+    const char *key, *twice;
+    uint64_t count = 0;
+    bool found = false;
+    int code = 0;
+
+    if (!numoe_scan_is(scan, '{') && !scan->wrong)
+        return numoe_scan_peek(scan) ? bad_index(o, "is not a JSON object")
+                                     : bad_index(o, "is not sound JSON: it is empty");
+    for (bool first = true; code == 0 && numoe_scan_member(scan, &first, &key);) {
+        if (strcmp(key, "weight_map")) {
+            numoe_scan_skip(scan);
+            continue;
+        }
+        if (found)
+            return bad_index(o, "has a duplicate weight_map");
+        found = numoe_scan_is(scan, '{');
+        if (!found && numoe_scan_peek(scan))
+            return bad_index(o, "has no weight_map object");
+        if (found)
+            code = list_tensors(o, scan, seen, &count);
+        else
+            numoe_scan_expect(scan, '{');
+    }
+    if (code < 0)
+        return code;
+    if (!numoe_scan_end(scan))
+        return numoe_error_set(o->error, -EBADMSG, o->ckpt->directory,
+                               INDEX_NAME " is not sound JSON at byte %llu: %s",
+                               (unsigned long long)scan->at, scan->wrong);
+    if (!count)
+        return bad_index(o, found ? "names no tensor" : "has no weight_map object");
+    twice = numoe_tensors_join(o->listed, count);
+    return twice ? numoe_error_set(o->error, -EBADMSG, o->ckpt->directory,
+                                   INDEX_NAME ": duplicate tensor \"%s\"", numoe_quote(twice).text)
+                 : 0;
+}
+
+/* The tensors of the index and their distinct files, these in order of name. */
 static int list_shards(struct opening *o)
 {
     struct numoe_checkpoint *c = o->ckpt;
-    const char *tensor, *last = NULL, *name;
-    json_t *seen, *value;
-    int code = 0;
+    char *path = numoe_path_join(c->directory, INDEX_NAME);
+    struct numoe_scan scan = {0};
+    json_t *seen = json_object();
+    int code = path && seen ? 0 : no_list(o);
 
-    o->weight_map = json_object_get(o->index, "weight_map");
-    if (!json_is_object(o->weight_map))
-        return numoe_error_set(o->error, -EBADMSG, c->directory,
-                               "model.safetensors.index.json has no weight_map object");
-    if (!json_object_size(o->weight_map))
-        return numoe_error_set(o->error, -EBADMSG, c->directory,
-                               "model.safetensors.index.json names no tensor");
-    seen = json_object();
-    if (!seen)
-        return numoe_error_set(o->error, -ENOMEM, c->directory, "no memory for the list of files");
-    json_object_foreach((json_t *)(uintptr_t)o->weight_map, tensor, value)
-    {
-        name = json_string_value(value);
-        if (!name) {
-            code = numoe_error_set(o->error, -EBADMSG, c->directory,
-                                   "model.safetensors.index.json: the file of tensor \"%s\" is "
-                                   "not a string",
-                                   numoe_quote(tensor).text);
-            break;
-        }
-        /* Neighbours mostly share their file. */
-        if ((last && !strcmp(last, name)) || json_object_get(seen, name))
-            continue;
-        if (!plain_name(name)) {
-            code = numoe_error_set(o->error, -EBADMSG, c->directory,
-                                   "model.safetensors.index.json: file name \"%s\" of tensor "
-                                   "\"%s\" leaves the directory",
-                                   numoe_quote(name).text, numoe_quote(tensor).text);
-            break;
-        }
-        last = name;
-        code = add_shard(o, name);
-        if (code < 0)
-            break;
-        if (json_object_set_new(seen, name, json_true()) < 0) {
-            code =
-                numoe_error_set(o->error, -ENOMEM, c->directory, "no memory for the list of files");
-            break;
-        }
-    }
-    json_decref(seen);
     if (code == 0)
-        qsort(c->shards, c->shard_count, sizeof *c->shards, by_name);
-    return code;
+        code = numoe_file_slurp(path, INDEX_LIMIT, &o->index_text, &scan.bytes, o->error);
+    if (code == 0)
+        code = numoe_tensors_create(&o->listed, o->error);
+    scan.text = o->index_text;
+    if (code == 0)
+        code = read_index(o, &scan, seen);
+    json_decref(seen);
+    free(path);
+    if (code < 0)
+        return code;
+    o->order = malloc(c->shard_count * sizeof *o->order);
+    if (!o->order)
+        return no_list(o);
+    for (uint32_t i = 0; i < c->shard_count; i++)
+        c->shards[i].listed = i;
+    qsort(c->shards, c->shard_count, sizeof *c->shards, by_name);
+    for (uint32_t i = 0; i < c->shard_count; i++)
+        o->order[c->shards[i].listed] = i;
+    return 0;
 }
 
 static bool exists(const char *directory, const char *name)
@@ -229,12 +310,9 @@ static bool has_safetensors(const char *directory)
 static int find_files(struct opening *o)
 {
     struct numoe_checkpoint *c = o->ckpt;
-    int code;
 
-    if (exists(c->directory, INDEX_NAME)) {
-        code = load_json(c->directory, INDEX_NAME, INDEX_LIMIT, &o->index, o->error);
-        return code < 0 ? code : list_shards(o);
-    }
+    if (exists(c->directory, INDEX_NAME))
+        return list_shards(o);
     if (exists(c->directory, SINGLE_NAME))
         return add_shard(o, SINGLE_NAME);
     return numoe_error_set(o->error, -ENOENT, c->directory,
@@ -387,14 +465,31 @@ static int read_headers(struct opening *o, struct list *files)
     return 0;
 }
 
+/* A tensor of the index in the file that it is said to be in; nothing when that is missing. */
+static void find_entry(struct opening *o, const struct numoe_tensor *listed, struct list *absent)
+{
+    const uint32_t file = o->order[listed->begin];
+    const struct shard *shard = &o->ckpt->shards[file];
+    const struct numoe_tensor *tensor;
+    char both[300];
+
+    if (!shard->present)
+        return;
+    tensor = numoe_tensors_find(o->tensors, listed->name, file);
+    if (tensor) {
+        o->entries[o->entry_count++] = tensor;
+        return;
+    }
+    snprintf(both, sizeof both, "%s (in %s)", numoe_quote(listed->name).text, shard->name);
+    numoe_list_add(absent, both);
+}
+
 static int resolve(struct opening *o)
 {
     struct numoe_checkpoint *c = o->ckpt;
     struct list files = {.log = &c->log, .what = "file"};
     struct list absent = {.log = &c->log, .what = "tensor"};
     uint64_t i, count, unlisted;
-    const char *name;
-    json_t *value;
     int code;
 
     code = read_headers(o, &files);
@@ -402,33 +497,16 @@ static int resolve(struct opening *o)
         code = check_split(o);
     if (code < 0)
         return code;
-    count = o->weight_map ? json_object_size(o->weight_map) : numoe_tensors_count(o->tensors);
+    count = numoe_tensors_count(o->listed ? o->listed : o->tensors);
     o->entries = malloc((count ? count : 1) * sizeof *o->entries);
     if (!o->entries)
         return numoe_error_set(o->error, -ENOMEM, c->directory, "no memory for %llu tensors",
                                (unsigned long long)count);
-    if (!o->weight_map) {
-        for (i = 0; i < count; i++)
-            o->entries[i] = numoe_tensors_at(o->tensors, i);
-        o->entry_count = count;
-        if (!files.count)
-            return 0;
-    } else {
-        json_object_foreach((json_t *)(uintptr_t)o->weight_map, name, value)
-        {
-            const struct shard *shard = find_shard(c, json_string_value(value));
-            const struct numoe_tensor *tensor;
-            if (!shard->present)
-                continue;
-            tensor = numoe_tensors_find(o->tensors, name, (uint32_t)(shard - c->shards));
-            if (tensor) {
-                o->entries[o->entry_count++] = tensor;
-            } else {
-                char both[300];
-                snprintf(both, sizeof both, "%s (in %s)", numoe_quote(name).text, shard->name);
-                numoe_list_add(&absent, both);
-            }
-        }
+    for (i = 0; i < count; i++) {
+        if (o->listed)
+            find_entry(o, numoe_tensors_at(o->listed, i), &absent);
+        else
+            o->entries[o->entry_count++] = numoe_tensors_at(o->tensors, i);
     }
     if (files.count || absent.count)
         return numoe_error_set(o->error, files.count ? -ENOENT : -EBADMSG, c->directory,
@@ -521,7 +599,9 @@ int numoe_checkpoint_open(const char *directory, const struct numoe_checkpoint_o
         report_strays(c);
     free(o.entries);
     numoe_tensors_destroy(o.tensors);
-    json_decref(o.index);
+    numoe_tensors_destroy(o.listed);
+    free(o.index_text);
+    free(o.order);
     json_decref(o.config);
     if (code < 0)
         numoe_checkpoint_close(c);

@@ -20,6 +20,7 @@
 
 struct shard {
     char *name, *path;
+    uint32_t listed; /* which it was before files were put in order of name */
     uint64_t bytes;
     bool present;
 };
@@ -50,8 +51,11 @@ struct opening {
     const struct numoe_checkpoint_options *options;
     struct numoe_error *error;
     const char *config_name; /* for messages: "config.json" */
-    json_t *config, *index;
-    const json_t *weight_map; /* of index; NULL with a single file and with GGUF */
+    json_t *config;
+    char *index_text;             /* in which names of listed tensors are */
+    struct numoe_tensors *listed; /* the index's: names, and which file's they are. NULL with a
+                                     single file and with GGUF */
+    uint32_t *order;              /* where a file that was listed n-th is among shards */
     bool gguf;
     struct numoe_tensors *tensors;
     const struct numoe_tensor **entries; /* the model's tensors, as the index has them */

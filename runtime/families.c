@@ -228,6 +228,15 @@ static const char *follow(const char *pattern, const char *name, uint32_t *layer
     return name;
 }
 
+/* Whether a name ends as the pattern does: most of a family's tensors differ there only. */
+static bool ends_alike(const char *pattern, const char *name, size_t length)
+{
+    const char *tail = strrchr(pattern, '}') + 1;
+    const size_t end = strlen(tail);
+
+    return length >= end && !memcmp(name + length - end, tail, end);
+}
+
 unsigned numoe_family_tensors(const struct numoe_family *family, bool bias)
 {
     unsigned count = 0;
@@ -252,10 +261,13 @@ int numoe_family_match(const struct numoe_family *family, const char *tensor, ui
                        uint32_t *expert)
 {
     const unsigned count = numoe_family_tensors(family, true);
+    const size_t length = strlen(tensor);
 
     *expert = 0;
     for (unsigned t = 0; t < count; t++) {
-        const char *rest = follow(family->tensors[t].name, tensor, layer, expert);
+        const char *pattern = family->tensors[t].name;
+        const char *rest =
+            ends_alike(pattern, tensor, length) ? follow(pattern, tensor, layer, expert) : NULL;
         if (rest && !*rest)
             return (int)t;
     }
@@ -295,13 +307,16 @@ int numoe_family_tensor_name(const struct numoe_family *family, uint64_t layer, 
     while (*at) {
         char *out = name + (used < size ? used : size);
         const size_t room = used < size ? size - used : 0;
+        const size_t plain = strcspn(at, "{");
 
-        if (skip(&at, "{layer}"))
-            used += (size_t)snprintf(out, room, "%llu", (unsigned long long)layer);
-        else if (skip(&at, "{expert}"))
-            used += (size_t)snprintf(out, room, "%llu", (unsigned long long)expert);
-        else
-            used += (size_t)snprintf(out, room, "%c", *at++);
+        if (plain) {
+            used += (size_t)snprintf(out, room, "%.*s", (int)plain, at);
+            at += plain;
+        } else {
+            used += (size_t)snprintf(out, room, "%llu",
+                                     (unsigned long long)(skip(&at, "{layer}") ? layer : expert));
+            skip(&at, "{expert}");
+        }
     }
     return (int)used;
 }

@@ -446,13 +446,6 @@ static int read_tensor(struct source *s, struct numoe_tensors *tensors, uint32_t
     return code;
 }
 
-static int by_name(const void *a, const void *b)
-{
-    const struct numoe_tensor *x = a, *y = b;
-
-    return strcmp(x->name, y->name);
-}
-
 /* Each where the padded ones before it end; offsets become those of the file. */
 static int place_tensors(const struct source *s, struct numoe_tensor *items, uint64_t count,
                          uint64_t alignment)
@@ -480,11 +473,6 @@ static int place_tensors(const struct source *s, struct numoe_tensor *items, uin
         t->begin += data;
         t->end += data;
     }
-    qsort(items, count, sizeof *items, by_name);
-    for (uint64_t i = 1; i < count; i++)
-        if (!by_name(&items[i - 1], &items[i]))
-            return numoe_error_set(s->error, -EBADMSG, s->path, "tensor \"%s\" is there twice",
-                                   numoe_quote(items[i].name).text);
     return 0;
 }
 
@@ -528,6 +516,7 @@ static int read_header(struct source *s, struct numoe_tensors *tensors, uint32_t
                        json_t *metadata)
 {
     struct numoe_tensor *items;
+    const char *twice;
     uint64_t count, pairs, alignment = 0;
     int code = read_start(s, &count, &pairs);
 
@@ -546,8 +535,10 @@ static int read_header(struct source *s, struct numoe_tensors *tensors, uint32_t
         code = read_tensor(s, tensors, file, &items[i]);
     if (code == 0)
         code = place_tensors(s, items, count, alignment);
-    if (code == 0)
-        numoe_tensors_join(tensors, count);
+    twice = code == 0 ? numoe_tensors_join(tensors, count) : NULL;
+    if (twice)
+        return numoe_error_set(s->error, -EBADMSG, s->path, "tensor \"%s\" is there twice",
+                               numoe_quote(twice).text);
     return code;
 }
 

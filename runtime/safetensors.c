@@ -3,10 +3,10 @@
 
 #include "base/checked.h"
 #include "files.h"
+#include "json_scan.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <jansson.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -33,91 +33,149 @@ static int bad_tensor(const struct header *h, const char *name, const char *what
                            what);
 }
 
-/* A JSON number that is a whole one from 0 on. */
-static bool natural(const json_t *value, uint64_t *out)
-{
-    json_int_t number;
+/* What a tensor's entry says. */
+struct entry {
+    const char *dtype;
+    uint64_t shape[NUMOE_SAFETENSORS_MAX_RANK], offsets[2];
+    uint64_t rank, offset_count; /* as many as there are, however many are kept */
+    bool has_dtype, has_shape, has_offsets;
+    const char *wrong; /* the first thing that is */
+};
 
-    if (!json_is_integer(value))
-        return false;
-    number = json_integer_value(value);
-    if (number < 0)
-        return false;
-    *out = (uint64_t)number;
-    return true;
+static void entry_wrong(struct entry *entry, const char *what)
+{
+    if (!entry->wrong)
+        entry->wrong = what;
 }
 
-static int find_dtype(const json_t *value)
+/* An array of whole numbers. @return how many */
+static uint64_t numbers(struct numoe_scan *scan, struct entry *entry, uint64_t *out, uint64_t room,
+                        const char *no_array, const char *no_number)
+{
+    uint64_t count = 0, number = 0;
+
+    if (!numoe_scan_is(scan, '[')) {
+        entry_wrong(entry, no_array);
+        numoe_scan_skip(scan);
+        return 0;
+    }
+    for (bool first = true; numoe_scan_element(scan, &first); count++) {
+        if (!numoe_scan_natural(scan, &number))
+            entry_wrong(entry, no_number);
+        if (count < room)
+            out[count] = number;
+    }
+    return count;
+}
+
+/* One member of an entry; false when it is there a second time. */
+static bool read_member(struct numoe_scan *scan, struct entry *entry, const char *key)
+{
+    bool *has;
+
+    if (!strcmp(key, "dtype")) {
+        has = &entry->has_dtype;
+        if (numoe_scan_peek(scan) == '"')
+            entry->dtype = numoe_scan_string(scan);
+        else
+            numoe_scan_skip(scan);
+    } else if (!strcmp(key, "shape")) {
+        has = &entry->has_shape;
+        entry->rank = numbers(scan, entry, entry->shape, NUMOE_SAFETENSORS_MAX_RANK,
+                              "shape is missing or not an array",
+                              "a dimension is not a whole number from 0 on");
+    } else if (!strcmp(key, "data_offsets")) {
+        has = &entry->has_offsets;
+        entry->offset_count =
+            numbers(scan, entry, entry->offsets, 2, "data_offsets is missing or not an array",
+                    "a data offset is not a whole number from 0 on");
+    } else {
+        numoe_scan_skip(scan);
+        return true;
+    }
+    if (*has)
+        return false;
+    return *has = true;
+}
+
+static int read_entry(const struct header *h, struct numoe_scan *scan, const char *name,
+                      struct entry *entry)
+{
+    const char *key;
+
+    *entry = (struct entry){0};
+    if (!numoe_scan_is(scan, '{')) {
+        entry_wrong(entry, "its entry is not an object");
+        numoe_scan_skip(scan);
+        return 0;
+    }
+    for (bool first = true; numoe_scan_member(scan, &first, &key);)
+        if (!read_member(scan, entry, key))
+            return numoe_error_set(h->error, -EBADMSG, h->path,
+                                   "tensor \"%s\": duplicate key \"%s\"", numoe_quote(name).text,
+                                   numoe_quote(key).text);
+    return 0;
+}
+
+static int find_dtype(const char *name)
 {
     int i;
 
-    if (!json_is_string(value))
-        return -1;
     for (i = 0; i < NUMOE_DTYPE_MXFP4; i++)
-        if (!strcmp(numoe_dtype_name((enum numoe_dtype)i), json_string_value(value)))
+        if (!strcmp(numoe_dtype_name((enum numoe_dtype)i), name))
             return i;
     return -1;
 }
 
-static int read_tensor(const struct header *h, struct numoe_tensors *tensors, const char *name,
-                       const json_t *value, uint32_t file, struct numoe_tensor *out)
+/* That all of an entry is there; its dtype. */
+static int check_entry(const struct header *h, const char *name, const struct entry *entry,
+                       enum numoe_dtype *dtype)
 {
-    const json_t *dtype, *shape, *offsets;
-    uint64_t offset[2], elements = 1, bits, *dims;
-    size_t rank, i, length;
-    char *copy;
     int type;
 
-    if (!json_is_object(value))
-        return bad_tensor(h, name, "its entry is not an object");
-    dtype = json_object_get(value, "dtype");
-    shape = json_object_get(value, "shape");
-    offsets = json_object_get(value, "data_offsets");
-
-    type = find_dtype(dtype);
-    if (type < 0) {
-        if (!json_is_string(dtype))
-            return bad_tensor(h, name, "dtype is missing or not a string");
+    if (entry->wrong)
+        return bad_tensor(h, name, entry->wrong);
+    if (!entry->dtype)
+        return bad_tensor(h, name, "dtype is missing or not a string");
+    type = find_dtype(entry->dtype);
+    if (type < 0)
         return numoe_error_set(h->error, -EBADMSG, h->path, "tensor \"%s\": unknown dtype \"%s\"",
-                               numoe_quote(name).text, numoe_quote(json_string_value(dtype)).text);
-    }
-    if (!json_is_array(shape))
+                               numoe_quote(name).text, numoe_quote(entry->dtype).text);
+    if (!entry->has_shape)
         return bad_tensor(h, name, "shape is missing or not an array");
-    rank = json_array_size(shape);
-    if (rank > NUMOE_SAFETENSORS_MAX_RANK)
-        return numoe_error_set(h->error, -EBADMSG, h->path,
-                               "tensor \"%s\": %zu dimensions, above the limit of %d",
-                               numoe_quote(name).text, rank, NUMOE_SAFETENSORS_MAX_RANK);
-    if (!json_is_array(offsets))
+    if (entry->rank > NUMOE_SAFETENSORS_MAX_RANK)
+        return numoe_error_set(
+            h->error, -EBADMSG, h->path, "tensor \"%s\": %llu dimensions, above the limit of %d",
+            numoe_quote(name).text, (unsigned long long)entry->rank, NUMOE_SAFETENSORS_MAX_RANK);
+    if (!entry->has_offsets)
         return bad_tensor(h, name, "data_offsets is missing or not an array");
-    if (json_array_size(offsets) != 2)
+    if (entry->offset_count != 2)
         return numoe_error_set(h->error, -EBADMSG, h->path,
-                               "tensor \"%s\": data_offsets has %zu numbers, not 2",
-                               numoe_quote(name).text, json_array_size(offsets));
-    for (i = 0; i < 2; i++)
-        if (!natural(json_array_get(offsets, i), &offset[i]))
-            return bad_tensor(h, name, "a data offset is not a whole number from 0 on");
+                               "tensor \"%s\": data_offsets has %llu numbers, not 2",
+                               numoe_quote(name).text, (unsigned long long)entry->offset_count);
+    *dtype = (enum numoe_dtype)type;
+    return 0;
+}
 
-    length = strlen(name) + 1;
-    copy = numoe_tensors_keep(tensors, length);
-    dims = numoe_tensors_keep(tensors, rank * sizeof *dims);
-    if (!copy || !dims)
-        return no_memory(h);
-    memcpy(copy, name, length);
-    for (i = 0; i < rank; i++)
-        if (!natural(json_array_get(shape, i), &dims[i]))
-            return bad_tensor(h, name, "a dimension is not a whole number from 0 on");
-    for (i = 0; i < rank; i++)
-        if (!numoe_mul_u64(elements, dims[i], &elements))
+/* That shape, type and offsets agree, and lie in the file. */
+static int check_size(const struct header *h, const char *name, const struct entry *entry,
+                      enum numoe_dtype dtype)
+{
+    const uint64_t *offset = entry->offsets;
+    const struct numoe_shape_text shape = numoe_shape_text(entry->shape, (unsigned)entry->rank);
+    uint64_t elements = 1, bits;
+    unsigned i;
+
+    for (i = 0; i < entry->rank; i++)
+        if (!numoe_mul_u64(elements, entry->shape[i], &elements))
             break;
-    if (i < rank || !numoe_mul_u64(elements, numoe_dtype_bits((enum numoe_dtype)type), &bits))
+    if (i < entry->rank || !numoe_mul_u64(elements, numoe_dtype_bits(dtype), &bits))
         return numoe_error_set(h->error, -EBADMSG, h->path, "tensor \"%s\": shape %s overflows",
-                               numoe_quote(name).text, numoe_shape_text(dims, (unsigned)rank).text);
+                               numoe_quote(name).text, shape.text);
     if (bits % 8)
         return numoe_error_set(h->error, -EBADMSG, h->path,
                                "tensor \"%s\": shape %s of %s is not a whole number of bytes",
-                               numoe_quote(name).text, numoe_shape_text(dims, (unsigned)rank).text,
-                               numoe_dtype_name((enum numoe_dtype)type));
+                               numoe_quote(name).text, shape.text, numoe_dtype_name(dtype));
     if (offset[0] > offset[1])
         return numoe_error_set(h->error, -EBADMSG, h->path,
                                "tensor \"%s\": data_offsets [%llu, %llu] end before they begin",
@@ -127,8 +185,7 @@ static int read_tensor(const struct header *h, struct numoe_tensors *tensors, co
         return numoe_error_set(h->error, -EBADMSG, h->path,
                                "tensor \"%s\": shape %s of %s needs %llu bytes but data_offsets "
                                "[%llu, %llu] hold %llu",
-                               numoe_quote(name).text, numoe_shape_text(dims, (unsigned)rank).text,
-                               numoe_dtype_name((enum numoe_dtype)type),
+                               numoe_quote(name).text, shape.text, numoe_dtype_name(dtype),
                                (unsigned long long)(bits / 8), (unsigned long long)offset[0],
                                (unsigned long long)offset[1],
                                (unsigned long long)(offset[1] - offset[0]));
@@ -138,31 +195,57 @@ static int read_tensor(const struct header *h, struct numoe_tensors *tensors, co
             "tensor \"%s\": data_offsets [%llu, %llu] pass the %llu bytes of data in the file",
             numoe_quote(name).text, (unsigned long long)offset[0], (unsigned long long)offset[1],
             (unsigned long long)h->data_bytes);
-
-    *out = (struct numoe_tensor){.name = copy,
-                                 .shape = dims,
-                                 .begin = h->data_begin + offset[0],
-                                 .end = h->data_begin + offset[1],
-                                 .file = file,
-                                 .rank = (uint8_t)rank,
-                                 .dtype = (uint8_t)type,
-                                 .type = numoe_dtype_name((enum numoe_dtype)type)};
     return 0;
 }
 
-static int check_metadata(const struct header *h, json_t *metadata)
+static int read_tensor(const struct header *h, struct numoe_tensors *tensors,
+                       struct numoe_scan *scan, const char *name, uint32_t file,
+                       struct numoe_tensor *out)
+{
+    const size_t length = strlen(name) + 1;
+    enum numoe_dtype dtype = NUMOE_DTYPE_U8;
+    struct entry entry;
+    uint64_t *shape;
+    char *copy;
+    int code = read_entry(h, scan, name, &entry);
+
+    if (code == 0 && scan->wrong)
+        return 0; /* told at the end */
+    if (code == 0)
+        code = check_entry(h, name, &entry, &dtype);
+    if (code == 0)
+        code = check_size(h, name, &entry, dtype);
+    if (code < 0)
+        return code;
+    copy = numoe_tensors_keep(tensors, length);
+    shape = numoe_tensors_keep(tensors, entry.rank * sizeof *shape);
+    if (!copy || !shape)
+        return no_memory(h);
+    memcpy(copy, name, length);
+    memcpy(shape, entry.shape, entry.rank * sizeof *shape);
+    *out = (struct numoe_tensor){.name = copy,
+                                 .shape = shape,
+                                 .begin = h->data_begin + entry.offsets[0],
+                                 .end = h->data_begin + entry.offsets[1],
+                                 .file = file,
+                                 .rank = (uint8_t)entry.rank,
+                                 .dtype = (uint8_t)dtype,
+                                 .type = numoe_dtype_name(dtype)};
+    return 0;
+}
+
+static int check_metadata(const struct header *h, struct numoe_scan *scan)
 {
     const char *key;
-    json_t *value;
 
-    if (!json_is_object(metadata))
+    if (!numoe_scan_is(scan, '{'))
         return numoe_error_set(h->error, -EBADMSG, h->path, "__metadata__ is not an object");
-    json_object_foreach(metadata, key, value)
-    {
-        if (!json_is_string(value))
+    for (bool first = true; numoe_scan_member(scan, &first, &key);) {
+        if (numoe_scan_peek(scan) != '"')
             return numoe_error_set(h->error, -EBADMSG, h->path,
                                    "__metadata__ entry \"%s\" is not a string",
                                    numoe_quote(key).text);
+        numoe_scan_string(scan);
     }
     return 0;
 }
@@ -204,34 +287,60 @@ static int check_contiguous(const struct header *h, const struct numoe_tensor *i
     return 0;
 }
 
-static int read_header(const struct header *h, struct numoe_tensors *tensors, json_t *root,
-                       uint32_t file)
+static int read_tensors(const struct header *h, struct numoe_tensors *tensors,
+                        struct numoe_scan *scan, uint32_t file, uint64_t *found)
 {
-    struct numoe_tensor *items = numoe_tensors_room(tensors, json_object_size(root));
-    uint64_t found = 0;
+    struct numoe_tensor *items = NULL;
+    uint64_t room = 0;
+    bool metadata = false;
     const char *key;
-    json_t *value;
-    int code;
+    int code = 0;
 
+    for (bool first = true; code == 0 && numoe_scan_member(scan, &first, &key);) {
+        if (!strcmp(key, "__metadata__")) {
+            if (metadata)
+                return numoe_error_set(h->error, -EBADMSG, h->path, "duplicate key \"%s\"", key);
+            metadata = true;
+            code = check_metadata(h, scan);
+            continue;
+        }
+        if (*found == room) {
+            room = room ? 2 * room : 128;
+            items = numoe_tensors_room(tensors, room); /* what is filled in already stays */
+        }
+        if (!items)
+            return no_memory(h);
+        code = read_tensor(h, tensors, scan, key, file, &items[*found]);
+        ++*found;
+    }
+    if (code == 0 && !numoe_scan_end(scan))
+        return numoe_error_set(h->error, -EBADMSG, h->path,
+                               "header is not sound JSON at its byte %llu: %s",
+                               (unsigned long long)scan->at, scan->wrong);
+    return code;
+}
+
+static int read_header(const struct header *h, struct numoe_tensors *tensors,
+                       struct numoe_scan *scan, uint32_t file)
+{
+    struct numoe_tensor *items;
+    uint64_t found = 0;
+    const char *twice;
+    int code = read_tensors(h, tensors, scan, file, &found);
+
+    if (code < 0)
+        return code;
+    items = numoe_tensors_room(tensors, found);
     if (!items)
         return no_memory(h);
-    json_object_foreach(root, key, value)
-    {
-        if (!strcmp(key, "__metadata__")) {
-            code = check_metadata(h, value);
-        } else {
-            code = read_tensor(h, tensors, key, value, file, &items[found]);
-            found++;
-        }
-        if (code < 0)
-            return code;
-    }
     qsort(items, found, sizeof *items, by_offset);
     code = check_contiguous(h, items, found);
     if (code < 0)
         return code;
-    numoe_tensors_join(tensors, found);
-    return 0;
+    twice = numoe_tensors_join(tensors, found);
+    return twice ? numoe_error_set(h->error, -EBADMSG, h->path, "duplicate tensor \"%s\"",
+                                   numoe_quote(twice).text)
+                 : 0;
 }
 
 /* The header's length from the file's first 8 bytes, judged before anything is allocated. */
@@ -270,8 +379,7 @@ static int header_length(int fd, const char *path, uint64_t file_bytes, uint64_t
 int numoe_tensors_read(struct numoe_tensors *tensors, const char *path, uint32_t file,
                        uint64_t *bytes, struct numoe_error *error)
 {
-    json_error_t parse_error;
-    json_t *root = NULL;
+    struct numoe_scan scan;
     char *text = NULL;
     uint64_t file_bytes, length = 0;
     struct header h;
@@ -296,22 +404,12 @@ int numoe_tensors_read(struct numoe_tensors *tensors, const char *path, uint32_t
         code = numoe_error_set(error, -EBADMSG, path, "header does not begin with '{'");
         goto out;
     }
-    root = json_loadb(text, length, JSON_REJECT_DUPLICATES, &parse_error);
-    if (!root) {
-        bool memory = json_error_code(&parse_error) == json_error_out_of_memory;
-        code = numoe_error_set(error, memory ? -ENOMEM : -EBADMSG, path,
-                               "header is not sound JSON at its byte %d: %s", parse_error.position,
-                               numoe_quote(parse_error.text).text);
-        goto out;
-    }
-    free(text);
-    text = NULL;
     h = (struct header){path, 8 + length, file_bytes - 8 - length, error};
-    code = read_header(&h, tensors, root, file);
+    scan = (struct numoe_scan){.text = text, .bytes = length, .at = 1};
+    code = read_header(&h, tensors, &scan, file);
     if (code == 0 && bytes)
         *bytes = file_bytes;
 out:
-    json_decref(root);
     free(text);
     /* Read-ahead went past the header. */
     posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);

@@ -9,6 +9,7 @@
 #include "tensors.h"
 
 #include <errno.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -84,7 +85,7 @@ struct arena_block {
 struct numoe_tensors {
     struct numoe_tensor *items;
     uint64_t count, capacity;
-    uint64_t *slots; /* index + 1; 0 is free */
+    uint64_t *slots; /* index + 1, and TAG of the name's hash; 0 is free */
     uint64_t slot_count;
     struct arena_block *arena;
     uint64_t seed;
@@ -110,6 +111,16 @@ void *numoe_tensors_keep(struct numoe_tensors *tensors, size_t bytes)
     out = block->bytes + block->used;
     block->used += need;
     return out;
+}
+
+/* Kept beside the index, so that few other names are looked at. */
+#define TAG (UINT64_MAX << 40)
+
+/* The item of a slot, or NULL when its name has another hash. */
+static const struct numoe_tensor *slot_item(const struct numoe_tensors *tensors, uint64_t slot,
+                                            uint64_t hash)
+{
+    return (slot ^ hash) & TAG ? NULL : &tensors->items[(slot & ~TAG) - 1];
 }
 
 static uint64_t hash_name(uint64_t seed, const char *name)
@@ -169,32 +180,46 @@ const struct numoe_tensor *numoe_tensors_at(const struct numoe_tensors *tensors,
 const struct numoe_tensor *numoe_tensors_find(const struct numoe_tensors *tensors, const char *name,
                                               uint32_t file)
 {
-    uint64_t mask = tensors->slot_count - 1, at;
+    const uint64_t mask = tensors->slot_count - 1, hash = hash_name(tensors->seed, name);
+    uint64_t at;
 
     if (!tensors->slot_count)
         return NULL;
-    for (at = hash_name(tensors->seed, name) & mask; tensors->slots[at]; at = (at + 1) & mask) {
-        const struct numoe_tensor *tensor = &tensors->items[tensors->slots[at] - 1];
-        if (tensor->file == file && !strcmp(tensor->name, name))
+    for (at = hash & mask; tensors->slots[at]; at = (at + 1) & mask) {
+        const struct numoe_tensor *tensor = slot_item(tensors, tensors->slots[at], hash);
+        if (tensor && tensor->file == file && !strcmp(tensor->name, name))
             return tensor;
     }
     return NULL;
 }
 
-static void hash_insert(struct numoe_tensors *tensors, uint64_t index)
+/* @return whether the name is new to its file; else it is not inserted */
+static bool hash_insert(struct numoe_tensors *tensors, uint64_t index)
 {
-    uint64_t mask = tensors->slot_count - 1;
-    uint64_t at = hash_name(tensors->seed, tensors->items[index].name) & mask;
+    const struct numoe_tensor *item = &tensors->items[index];
+    const uint64_t mask = tensors->slot_count - 1, hash = hash_name(tensors->seed, item->name);
+    uint64_t at;
 
-    while (tensors->slots[at])
-        at = (at + 1) & mask;
-    tensors->slots[at] = index + 1;
+    for (at = hash & mask; tensors->slots[at]; at = (at + 1) & mask) {
+        const struct numoe_tensor *other = slot_item(tensors, tensors->slots[at], hash);
+        if (other && other->file == item->file && !strcmp(other->name, item->name))
+            return false;
+    }
+    tensors->slots[at] = (hash & TAG) | (index + 1);
+    return true;
+}
+
+static void hash_all(struct numoe_tensors *tensors)
+{
+    memset(tensors->slots, 0, tensors->slot_count * sizeof *tensors->slots);
+    for (uint64_t i = 0; i < tensors->count; i++)
+        hash_insert(tensors, i);
 }
 
 /* Room for `count` more items in the array, and for all of them in a hash at most half full. */
 static int reserve(struct numoe_tensors *tensors, uint64_t count)
 {
-    uint64_t need = tensors->count + count + 1, i; /* never 0: no null arrays */
+    uint64_t need = tensors->count + count + 1; /* never 0: no null arrays */
 
     if (need > tensors->capacity) {
         uint64_t capacity = need + need / 2;
@@ -209,14 +234,13 @@ static int reserve(struct numoe_tensors *tensors, uint64_t count)
         uint64_t *slots;
         while (slot_count < need * 3)
             slot_count *= 2;
-        slots = calloc(slot_count, sizeof *slots);
+        slots = malloc(slot_count * sizeof *slots);
         if (!slots)
             return -ENOMEM;
         free(tensors->slots);
         tensors->slots = slots;
         tensors->slot_count = slot_count;
-        for (i = 0; i < tensors->count; i++)
-            hash_insert(tensors, i);
+        hash_all(tensors);
     }
     return 0;
 }
@@ -226,8 +250,13 @@ struct numoe_tensor *numoe_tensors_room(struct numoe_tensors *tensors, uint64_t 
     return reserve(tensors, count) < 0 ? NULL : tensors->items + tensors->count;
 }
 
-void numoe_tensors_join(struct numoe_tensors *tensors, uint64_t count)
+const char *numoe_tensors_join(struct numoe_tensors *tensors, uint64_t count)
 {
-    for (; count; count--)
-        hash_insert(tensors, tensors->count++);
+    for (uint64_t i = 0; i < count; i++)
+        if (!hash_insert(tensors, tensors->count + i)) {
+            hash_all(tensors);
+            return tensors->items[tensors->count + i].name;
+        }
+    tensors->count += count;
+    return NULL;
 }

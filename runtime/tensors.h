@@ -80,13 +80,16 @@ struct numoe_shape_text numoe_shape_text(const uint64_t *shape, unsigned rank);
 /* ---- for readers of files ------------------------------------------------------------------- */
 
 /*
- * Room for `count` more tensors.
+ * Room for `count` more tensors; those that were filled in before and have not joined stay.
  * @return where to fill them in, good until the next call; NULL: no memory
  */
 struct numoe_tensor *numoe_tensors_room(struct numoe_tensors *tensors, uint64_t count);
 
-/* The first `count` of them join the table. Only then are they found. */
-void numoe_tensors_join(struct numoe_tensors *tensors, uint64_t count);
+/*
+ * The first `count` of them join the table. Only then are they found.
+ * @return NULL; or a name that the file has twice: then none has joined
+ */
+const char *numoe_tensors_join(struct numoe_tensors *tensors, uint64_t count);
 
 /* Memory that lives as long as the table, for names and shapes. NULL: none left. */
 void *numoe_tensors_keep(struct numoe_tensors *tensors, size_t bytes);

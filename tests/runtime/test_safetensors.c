@@ -180,7 +180,7 @@ Test(safetensors, entries_that_are_no_tensors, .timeout = 20)
     refused("{\"t\":{\"dtype\":\"F64\",\"shape\":[576460752303423488],\"data_offsets\":[0,0]}}", 0,
             "overflows");
     refused("{\"t\":{\"dtype\":\"U8\",\"shape\":[99999999999999999999],\"data_offsets\":[0,0]}}", 0,
-            "not sound JSON");
+            "a dimension is not a whole number from 0 on");
     refused("{\"t\":{\"dtype\":\"U8\",\"shape\":[1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,"
             "1,1,1,1,1,1,1,1],\"data_offsets\":[0,1]}}",
             1, "33 dimensions, above the limit of 32");
@@ -196,7 +196,9 @@ Test(safetensors, header_text_that_is_no_json, .timeout = 20)
     refused(" {}", 0, "does not begin with '{'");
     refused("{}x", 0, "not sound JSON");
     refused("{\"t\":", 0, "not sound JSON");
-    refused("{\"t\":{},\"t\":{}}", 0, "duplicate");
+    refused("{\"t\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]},"
+            "\"t\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]}}",
+            0, "duplicate tensor \"t\"");
     refused("{\"t\":{\"dtype\":\"U8\",\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}", 1,
             "duplicate");
     refused("{\"\xff\xfe\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}", 1,
