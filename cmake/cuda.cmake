@@ -41,11 +41,21 @@ message(STATUS "GPU support: ${NUMOE_HAVE_CUDA} ${NUMOE_CUDA_IMAGES}")
 # The kernels' object files and what they need. Linked by the C compiler: they use no C++ library.
 function(numoe_add_cuda)
   file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/kernels/cuda/*.cu)
-  add_library(numoe_cuda OBJECT ${sources})
-  target_include_directories(numoe_cuda PRIVATE ${NUMOE_BASE_INCLUDE} kernels kernels/cuda)
+  # What is written for one architecture is compiled for that alone.
+  set(sources_sm90 ${sources})
+  list(FILTER sources EXCLUDE REGEX "_sm90\\.cu$")
+  list(FILTER sources_sm90 INCLUDE REGEX "_sm90\\.cu$")
+  numoe_add_kernels(numoe_cuda ${sources})
+  numoe_add_kernels(numoe_cuda_sm90 ${sources_sm90})
+  set_target_properties(numoe_cuda_sm90 PROPERTIES CUDA_ARCHITECTURES 90a-real)
+endfunction()
+
+function(numoe_add_kernels target)
+  add_library(${target} OBJECT ${ARGN})
+  target_include_directories(${target} PRIVATE ${NUMOE_BASE_INCLUDE} kernels kernels/cuda)
   # nvcc's launch stubs keep a function's address in a static: racing threads write the same.
   # Line numbers are for profilers, which the full build with all its images does not carry along.
-  target_compile_options(numoe_cuda PRIVATE $<$<NOT:$<BOOL:${NUMOE_CUDA_FULL}>>:-lineinfo>
+  target_compile_options(${target} PRIVATE $<$<NOT:$<BOOL:${NUMOE_CUDA_FULL}>>:-lineinfo>
     $<$<VERSION_GREATER_EQUAL:${CUDAToolkit_VERSION},12.8>:--compress-mode=size>
     -Xcompiler=-fno-exceptions,-fno-rtti,-fno-threadsafe-statics,-Wall,-Wextra,-Wno-unused-parameter)
 endfunction()

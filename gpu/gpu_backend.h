@@ -25,8 +25,8 @@ void gpu_backend_close(void *device);
  * compiled compute_80 PTX. failed: its name, on error. */
 int gpu_backend_load(void *device, uint64_t *need, int *ptx_version, const char **failed);
 
-/* Measure reading `bytes` of device memory, and copying pinned memory to it. */
-int gpu_backend_ceilings(void *device, double *read_gbs, double *link_gbs);
+/* Measure reading device memory, copying pinned memory to it, and mma.sync. */
+int gpu_backend_ceilings(void *device, double *read_gbs, double *link_gbs, double *mma_gops);
 /* Capture the calls one after another in a graph and time `repeat` replays of it. */
 int gpu_backend_time(void *device, void *stream, const struct numoe_cuda_ffn *calls, uint32_t count,
                      uint32_t repeat, double *ms);

@@ -7,15 +7,15 @@
 #include "gpu_backend.h"
 #include "gpu_model.h"
 
-int numoe_gpu_ceilings(struct numoe_gpu *gpu, double *read_gbs, double *link_gbs,
+int numoe_gpu_ceilings(struct numoe_gpu *gpu, double *read_gbs, double *link_gbs, double *mma_gops,
                        struct numoe_error *error)
 {
     int rc = gpu_enter(gpu, error);
     if (!rc && !gpu->backend)
         rc = numoe_error_set(error, -ENOTSUP, "ceilings", "not a device of this machine");
     return rc ? rc
-              : gpu_judge(gpu, gpu_backend_ceilings(gpu->device, read_gbs, link_gbs), error,
-                          "measuring the ceilings");
+              : gpu_judge(gpu, gpu_backend_ceilings(gpu->device, read_gbs, link_gbs, mma_gops),
+                          error, "measuring the ceilings");
 }
 
 static double now_ms(void)

@@ -14,7 +14,7 @@
 
 struct cuda_device {
     int index;
-    int multiprocessors;
+    struct numoe_cuda_device numbers;
 };
 
 static int enter(void *device)
@@ -143,14 +143,12 @@ static int copy_out(void *device, void *stream, void *to, const void *from, uint
 
 static uint64_t workspace_bytes(void *device, const struct numoe_cuda_ffn *ffn)
 {
-    (void)device;
-    return numoe_cuda_workspace_bytes(ffn);
+    return numoe_cuda_workspace_bytes(&((struct cuda_device *)device)->numbers, ffn);
 }
 
 static int launch(void *device, void *stream, const struct numoe_cuda_ffn *ffn)
 {
-    (void)device;
-    return (int)numoe_cuda_ffn_launch(ffn, stream);
+    return (int)numoe_cuda_ffn_launch(&((struct cuda_device *)device)->numbers, ffn, stream);
 }
 
 static void clear_error(void *device)
@@ -249,8 +247,7 @@ int gpu_backend_open(uint32_t index, void **out)
     device->index = (int)index;
     e = cudaSetDevice((int)index);
     if (!e)
-        e = cudaDeviceGetAttribute(&device->multiprocessors, cudaDevAttrMultiProcessorCount,
-                                   (int)index);
+        e = numoe_cuda_device_init(&device->numbers);
     if (e) {
         cudaGetLastError();
         free(device);
@@ -323,9 +320,9 @@ static cudaError_t timer_read(struct timer *t, double *ms)
     return e;
 }
 
-int gpu_backend_ceilings(void *device, double *read_gbs, double *link_gbs)
+int gpu_backend_ceilings(void *device, double *read_gbs, double *link_gbs, double *mma_gops)
 {
-    enum { REPEAT = 12 };
+    enum { REPEAT = 12, MMA_ROUNDS = 1 << 14 };
     const size_t link = (size_t)256 << 20;
     struct cuda_device *d = device;
     size_t big = (size_t)8 << 30, available = 0, total = 0;
@@ -333,7 +330,7 @@ int gpu_backend_ceilings(void *device, double *read_gbs, double *link_gbs)
     cudaStream_t stream = NULL;
     void *on_device = NULL, *on_host = NULL;
     uint32_t *word = NULL;
-    double ms, best_read = 0, best_link = 0;
+    double ms, operations = 0, best_read = 0, best_link = 0, best_mma = 0;
     cudaError_t e = cudaMemGetInfo(&available, &total);
 
     while (!e && big > link && big > available / 2)
@@ -357,7 +354,7 @@ int gpu_backend_ceilings(void *device, double *read_gbs, double *link_gbs)
     for (int i = 0; !e && i < REPEAT; i++) {
         e = cudaEventRecord(timer.begin, stream);
         if (!e)
-            e = numoe_cuda_read(on_device, big, word, d->multiprocessors, stream);
+            e = numoe_cuda_read(on_device, big, word, d->numbers.multiprocessors, stream);
         if (!e)
             e = cudaEventRecord(timer.end, stream);
         if (!e)
@@ -376,6 +373,19 @@ int gpu_backend_ceilings(void *device, double *read_gbs, double *link_gbs)
         if (!e && ms > 0 && (double)link / ms / 1e6 > best_link)
             best_link = (double)link / ms / 1e6;
     }
+    for (int i = 0; !e && i < REPEAT; i++) {
+        e = cudaEventRecord(timer.begin, stream);
+        if (!e)
+            e = numoe_cuda_multiply(MMA_ROUNDS, (float *)(void *)word, d->numbers.multiprocessors,
+                                    &operations, stream);
+        if (!e)
+            e = cudaEventRecord(timer.end, stream);
+        if (!e)
+            e = timer_read(&timer, &ms);
+        if (!e && ms > 0 && operations / ms / 1e6 > best_mma)
+            best_mma = operations / ms / 1e6;
+    }
+    *mma_gops = best_mma;
     *read_gbs = best_read;
     *link_gbs = best_link;
     if (on_host)
@@ -398,9 +408,8 @@ int gpu_backend_time(void *device, void *stream, const struct numoe_cuda_ffn *ca
     struct timer timer = {0};
     cudaError_t e, ended;
 
-    (void)device;
     /* once outside of the graph: loads the kernels */
-    e = numoe_cuda_ffn_launch(&calls[0], stream);
+    e = (cudaError_t)launch(device, stream, &calls[0]);
     if (!e)
         e = cudaStreamSynchronize(stream);
     if (!e)
@@ -410,7 +419,7 @@ int gpu_backend_time(void *device, void *stream, const struct numoe_cuda_ffn *ca
     if (e)
         goto out;
     for (uint32_t i = 0; !e && i < count; i++)
-        e = numoe_cuda_ffn_launch(&calls[i], stream);
+        e = (cudaError_t)launch(device, stream, &calls[i]);
     ended = cudaStreamEndCapture(stream, &graph);
     if (!e)
         e = ended;

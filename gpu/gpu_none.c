@@ -55,11 +55,12 @@ int gpu_backend_load(void *device, uint64_t *need, int *ptx_version, const char 
     return GPU_NOT_BUILT;
 }
 
-int gpu_backend_ceilings(void *device, double *read_gbs, double *link_gbs)
+int gpu_backend_ceilings(void *device, double *read_gbs, double *link_gbs, double *mma_gops)
 {
     (void)device;
     (void)read_gbs;
     (void)link_gbs;
+    (void)mma_gops;
     return GPU_NOT_BUILT;
 }
 

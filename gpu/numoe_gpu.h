@@ -172,9 +172,9 @@ void numoe_gpu_model_report(const struct numoe_gpu_model *model, struct numoe_gp
 
 /* ---- measuring ------------------------------------------------------------------------------ */
 
-/** Ceilings of the device: reading its memory, and the link to it from pinned memory. 10^9 bytes a
- *  second. */
-int numoe_gpu_ceilings(struct numoe_gpu *gpu, double *read_gbs, double *link_gbs,
+/** Ceilings of the device: reading its memory, and the link to it from pinned memory, 10^9 bytes a
+ *  second; bf16 products by mma.sync from registers, 10^9 operations a second. */
+int numoe_gpu_ceilings(struct numoe_gpu *gpu, double *read_gbs, double *link_gbs, double *mma_gops,
                        struct numoe_error *error);
 
 struct numoe_gpu_bench {

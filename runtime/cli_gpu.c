@@ -227,7 +227,7 @@ struct bench_gpu {
     const struct numoe_gpu_properties *gpu;
     struct numoe_gpu_report report;
     uint64_t expert_bytes;
-    double read_gbs, link_gbs;
+    double read_gbs, link_gbs, mma_gops;
     struct cell *cells;
     uint32_t cell_count;
 };
@@ -447,12 +447,13 @@ out:
 static void print_header(const struct bench_gpu *g, const char *model)
 {
     printf("%s, %" PRIu64 " layer%s of %" PRIu64 " experts, %" PRIu64 " a token\n"
-           "%s, compute capability %d.%d, %s; reads %.0f GB/s, link %.1f GB/s from pinned memory\n",
+           "%s, compute capability %d.%d, %s; reads %.0f GB/s, link %.1f GB/s from pinned memory, "
+           "mma %.0f Gop/s\n",
            model, g->desc.layers, g->desc.layers == 1 ? "" : "s", g->desc.experts,
            g->desc.experts_per_token, g->gpu->name, g->gpu->major, g->gpu->minor,
            g->gpu->ptx_version == 10 * g->gpu->major + g->gpu->minor ? "machine code"
                                                                      : "compiled from PTX",
-           g->read_gbs, g->link_gbs);
+           g->read_gbs, g->link_gbs, g->mma_gops);
     if (g->values->stream)
         printf("%.2f GB a layer, %" PRIu32 " slots, %.0f %% of host memory pinned\n\n"
                "tokens  total ms   copy ms  compute ms  total/max    GB/s  of link   rel. L2\n",
@@ -460,7 +461,8 @@ static void print_header(const struct bench_gpu *g, const char *model)
                100 * (double)g->report.pinned_bytes / (double)g->report.arena_bytes);
     else
         printf("weights in device memory\n\n"
-               "tokens        ms   (p10 - p90)            GB/s   of read     Gop/s   rel. L2\n");
+               "tokens        ms   (p10 - p90)            GB/s   of read     Gop/s    of mma   "
+               "rel. L2\n");
 }
 
 static double longest(const struct cell *cell)
@@ -477,10 +479,10 @@ static void print_cell(const struct bench_gpu *g, const struct cell *cell)
                cell->stream.total_ms, cell->stream.copy_ms, cell->stream.compute_ms,
                cell->ms / longest(cell), cell->gbs, cell->gbs / g->link_gbs, cell->rel_l2, wrong);
     else
-        printf("%6" PRIu64 " %9.4f   (%.4f - %.4f)%*s %7.0f %9.3f %9.0f  %8.2e%s\n", cell->tokens,
-               cell->ms, cell->ms_p10, cell->ms_p90,
+        printf("%6" PRIu64 " %9.4f   (%.4f - %.4f)%*s %7.0f %9.3f %9.0f %9.3f  %8.2e%s\n",
+               cell->tokens, cell->ms, cell->ms_p10, cell->ms_p90,
                19 - snprintf(NULL, 0, "(%.4f - %.4f)", cell->ms_p10, cell->ms_p90), "", cell->gbs,
-               cell->gbs / g->read_gbs, cell->gops, cell->rel_l2, wrong);
+               cell->gbs / g->read_gbs, cell->gops, cell->gops / g->mma_gops, cell->rel_l2, wrong);
     fflush(stdout);
 }
 
@@ -503,6 +505,7 @@ static json_t *cell_json(const struct bench_gpu *g, const struct cell *cell)
         json_object_set_new(object, "ms_p10", cli_json_number(cell->ms_p10));
         json_object_set_new(object, "ms_p90", cli_json_number(cell->ms_p90));
         json_object_set_new(object, "bandwidth_fraction", cli_json_number(cell->gbs / g->read_gbs));
+        json_object_set_new(object, "mma_fraction", cli_json_number(cell->gops / g->mma_gops));
     }
     return object;
 }
@@ -518,15 +521,16 @@ static json_t *json_of(const struct bench_gpu *g, const char *model)
                        (json_int_t)g->report.pinned_bytes, "arena_bytes",
                        (json_int_t)g->report.arena_bytes);
     set_ring(memory, &g->report);
-    return json_pack("{s:s, s:o, s:{s:o, s:o}, s:o, s:{s:s, s:I, s:I, s:I, s:I, s:I, s:I},"
+    return json_pack("{s:s, s:o, s:{s:o, s:o, s:o}, s:o, s:{s:s, s:I, s:I, s:I, s:I, s:I, s:I},"
                      " s:o}",
                      "mode", g->values->stream ? "stream" : "resident", "results", results,
                      "ceilings", "read_gbs", cli_json_number(g->read_gbs), "link_gbs",
-                     cli_json_number(g->link_gbs), "gpu", gpu_json(g->gpu), "model", "name", model,
-                     "layers", (json_int_t)g->desc.layers, "experts", (json_int_t)g->desc.experts,
-                     "experts_per_token", (json_int_t)g->desc.experts_per_token, "hidden",
-                     (json_int_t)g->desc.hidden, "intermediate", (json_int_t)g->desc.intermediate,
-                     "expert_bytes", (json_int_t)g->expert_bytes, "memory", memory);
+                     cli_json_number(g->link_gbs), "mma_gops", cli_json_number(g->mma_gops), "gpu",
+                     gpu_json(g->gpu), "model", "name", model, "layers", (json_int_t)g->desc.layers,
+                     "experts", (json_int_t)g->desc.experts, "experts_per_token",
+                     (json_int_t)g->desc.experts_per_token, "hidden", (json_int_t)g->desc.hidden,
+                     "intermediate", (json_int_t)g->desc.intermediate, "expert_bytes",
+                     (json_int_t)g->expert_bytes, "memory", memory);
 }
 
 static void progress(uint64_t done, uint64_t total)
@@ -549,7 +553,7 @@ static int measure(struct bench_gpu *g, const char *name)
         return CLI_NO_ROOM;
     }
     if (numoe_gpu_ceilings(numoe_context_gpu(numoe_model_context(g->model)), &g->read_gbs,
-                           &g->link_gbs, &error))
+                           &g->link_gbs, &g->mma_gops, &error))
         return cli_report("bench", CLI_STAGE_WORK, &error);
     cli_progress_end();
     if (!values->json)

@@ -6,8 +6,9 @@
  * Weights are MXFP4 slices (numoe_kernels.h) anywhere in one device buffer; activations are bf16
  * (f32 is rounded to bf16 first), products are exact, sums fp32, h is rounded to bf16: the exact
  * mode of the CPU. Each (token, slot) is computed on its own and a token's slots are added in slot
- * order, so results are the same bits from run to run. A weight is
- * held as bf16: scale bytes 253 and 254 with codes that reach 2^128 become infinite.
+ * order, so results are the same bits from run to run. Where a
+ * scale byte is 128 or more, a weight is held as bf16: bytes 253 and 254 with codes that reach
+ * 2^128 become infinite. x and h have to stay below 2^63.
  *
  * SPDX-License-Identifier: Apache-2.0
  */
@@ -22,15 +23,28 @@
 extern "C" {
 #endif
 
+/** What the choice of kernels goes by. */
+struct numoe_cuda_device {
+    int multiprocessors;
+    bool overlap; /**< the kernels that load know how to start before the one before has ended */
+    bool wgmma;   /**< the kernels of sm_90a load and have the shared memory they need */
+};
+
+/** Ask the current device. */
+cudaError_t numoe_cuda_device_init(struct numoe_cuda_device *device);
+
 /** Device bytes that a call of so many tokens needs; 0 when they overflow. */
-uint64_t numoe_cuda_workspace_bytes(const struct numoe_cuda_ffn *ffn);
+uint64_t numoe_cuda_workspace_bytes(const struct numoe_cuda_device *device,
+                                    const struct numoe_cuda_ffn *ffn);
 
 /**
  * Queue the call on a stream. Never synchronises, allocates nothing; tokens == 0 queues nothing.
- * @return cudaSuccess, cudaErrorInvalidValue (limits: tokens * top_k < 2^31, experts <= 65536), or
- *         what a launch said
+ * @param device  the current one
+ * @return cudaSuccess, cudaErrorInvalidValue (limits: tokens * top_k < 2^31, experts <= 65536, x
+ * and h 64 GiB each; a chunk_tokens that there is not), or what a launch said
  */
-cudaError_t numoe_cuda_ffn_launch(const struct numoe_cuda_ffn *ffn, cudaStream_t stream);
+cudaError_t numoe_cuda_ffn_launch(const struct numoe_cuda_device *device,
+                                  const struct numoe_cuda_ffn *ffn, cudaStream_t stream);
 
 /** Registers, spilled bytes and shared memory of each kernel on the current device. */
 struct numoe_cuda_kernel_info {
@@ -44,7 +58,13 @@ struct numoe_cuda_kernel_info {
 cudaError_t numoe_cuda_read(const void *from, uint64_t bytes, uint32_t *out, int multiprocessors,
                             cudaStream_t stream);
 
-/** @return how many kernels there are; fills up to count of them */
+/** Multiply on the tensor cores by mma.sync, registers alone; operations: how many, of which a
+ *  product and a sum are two; out: a float of device memory. */
+cudaError_t numoe_cuda_multiply(uint32_t rounds, float *out, int multiprocessors,
+                                double *operations, cudaStream_t stream);
+
+/** Fill info with the kernels that the current device may use, if count is not too small.
+ *  @return how many they are, or how many there may be */
 size_t numoe_cuda_kernels(struct numoe_cuda_kernel_info *info, size_t count);
 
 #ifdef __cplusplus

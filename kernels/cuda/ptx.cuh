@@ -51,6 +51,87 @@ DI void copy_wait()
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
+DI uint32_t shared_address(const void *p)
+{
+    return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
+
+DI uint4 load_shared_vector(uint32_t shared)
+{
+    uint4 v;
+    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3},[%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(shared)
+                 : "memory");
+    return v;
+}
+
+DI uint32_t load_shared_word(uint32_t shared)
+{
+    uint32_t v;
+    asm volatile("ld.shared.u32 %0,[%1];" : "=r"(v) : "r"(shared) : "memory");
+    return v;
+}
+
+#if __CUDA_ARCH__ >= 900
+/* True in one lane of the warp, and known to the compiler to be. */
+DI bool elect_one()
+{
+    uint32_t one;
+    asm volatile("{\n.reg .pred p;\nelect.sync _|p,0xFFFFFFFF;\nselp.u32 %0,1,0,p;\n}" : "=r"(one));
+    return one;
+}
+
+/* A barrier for asynchronous copies: complete when as many bytes have come as were announced. */
+DI void barrier_init(uint32_t barrier)
+{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0],1;" ::"r"(barrier) : "memory");
+}
+
+DI void barrier_expect(uint32_t barrier, uint32_t bytes)
+{
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _,[%0],%1;" ::"r"(barrier), "r"(bytes)
+                 : "memory");
+}
+
+/* Wait for the end of the phase of this parity. */
+DI void barrier_wait(uint32_t barrier, uint32_t parity)
+{
+    asm volatile("{\n.reg .pred done;\n"
+                 "again_%=:\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 done,[%0],%1;\n"
+                 "@!done bra again_%=;\n}" ::"r"(barrier),
+                 "r"(parity)
+                 : "memory");
+}
+
+/* One thread's call copies bytes (16-byte units) and tells the barrier. */
+DI void copy_bulk(uint32_t shared, const void *global, uint32_t bytes, uint32_t barrier)
+{
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0],[%1],%2,[%3];" ::
+            "r"(shared),
+        "l"(global), "r"(bytes), "r"(barrier)
+        : "memory");
+}
+#endif
+
+/* What the kernel before wrote may be read after this, when it was launched to overlap. */
+DI void wait_for_previous()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+/* The next kernel's blocks may start as soon as there is room for them. */
+DI void let_next_start()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 /* d (16 x 8 fp32) += a (16 x 16 bf16) b (16 x 8 bf16) */
 DI void mma_16816(float *d, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
                   uint32_t b1)

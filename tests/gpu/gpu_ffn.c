@@ -11,6 +11,8 @@
 #include "gpu_harness.h"
 #include "numoe_cuda.h"
 
+static struct numoe_cuda_device device;
+
 enum { EXPERTS = 7, MANY_EXPERTS = 1500, ABSENT = 3, TOP_K = 4 };
 
 struct set {
@@ -156,8 +158,11 @@ static void set_free(struct set *s)
     free(s->down_bias);
 }
 
+/* 128 where there is wgmma. */
+static const uint32_t chunk_sizes[] = {0, 8, 16, 32, 64, 128};
+
 struct batch {
-    uint32_t tokens, top_k, id_bytes;
+    uint32_t tokens, top_k, id_bytes, chunk_tokens;
     enum numoe_type x_type, out_type;
     uint64_t x_stride, out_stride;
     bool add;
@@ -236,12 +241,13 @@ static void *compute(const struct set *s, const struct batch *b)
         .out_stride = b->out_stride,
         .add = b->add,
         .scale = b->scale,
+        .chunk_tokens = b->chunk_tokens,
     };
-    const uint64_t need = numoe_cuda_workspace_bytes(&ffn);
+    const uint64_t need = numoe_cuda_workspace_bytes(&device, &ffn);
     expect(b->tokens == 0 || need > 0, "no workspace size");
     guarded_make(&work, need ? need : 256, 0xFF);
     ffn.workspace = work.data;
-    cudaError_t e = numoe_cuda_ffn_launch(&ffn, NULL);
+    cudaError_t e = numoe_cuda_ffn_launch(&device, &ffn, NULL);
     expect(!e, "launch: %s", cudaGetErrorString(e));
     e = cudaDeviceSynchronize();
     must(e, "the kernels");
@@ -396,6 +402,7 @@ static void test_shapes(void)
                 begin("H %llu I %llu, %u tokens, variant %u", (unsigned long long)hiddens[h],
                       (unsigned long long)intermediates[i], token_counts[t], variant);
                 batch_make(&b, &s, token_counts[t], TOP_K, variant);
+                b.chunk_tokens = chunk_sizes[n % (device.wgmma ? 6 : 5)];
                 void *out = compute(&s, &b);
                 compare(&s, &b, out);
                 free(out);
@@ -444,19 +451,20 @@ static void test_variants(void)
     }
 }
 
-enum { EXTREME_TESTS = 4 * 4 };
+enum { EXTREME_TESTS = 4 * 5 };
 
 static void test_extreme_scales(void)
 {
-    static const uint32_t tokens[4] = {1, 12, 40, 200};
+    static const uint32_t tokens[5] = {1, 12, 40, 200, 200};
     static struct set s;
 
     for (int extreme = 1; extreme <= 4; extreme++) {
         set_make(&s, 160, 96, false, &activations[0], extreme);
-        for (int i = 0; i < 4; i++) {
+        for (int i = 0; i < 5; i++) {
             struct batch b;
             begin("extreme scales %d, %u tokens", extreme, tokens[i]);
             batch_make(&b, &s, tokens[i], TOP_K, 0);
+            b.chunk_tokens = i == 4 ? 64 : 0;
             void *out = compute(&s, &b);
             compare(&s, &b, out);
             free(out);
@@ -633,6 +641,129 @@ static void test_far_slices(void)
     harness_failed += !harness_ok;
 }
 
+/* Any form gives every count of tokens, to one expert or to some. */
+enum { FORM_TESTS = 6 * 3 };
+
+static void test_forms(void)
+{
+    static const uint32_t tokens[3] = {1, 29, 150};
+    static struct set s;
+
+    set_make(&s, 224, 160, true, &activations[3], 0);
+    for (int c = 0; c < 6; c++)
+        for (int i = 0; i < 3; i++) {
+            struct batch b;
+            begin("chunks of %u, %u tokens", chunk_sizes[c], tokens[i]);
+            batch_make(&b, &s, tokens[i], TOP_K, (unsigned)(c + i));
+            b.chunk_tokens = chunk_sizes[c] == 128 && !device.wgmma ? 64 : chunk_sizes[c];
+            for (uint64_t p = 0; i == 2 && p < (uint64_t)b.tokens * b.top_k; p++)
+                b.ids[p] = p % 3 ? 5 : 6;
+            void *out = compute(&s, &b);
+            compare(&s, &b, out);
+            free(out);
+            batch_free(&b);
+            end();
+        }
+    begin("forms");
+    set_free(&s);
+    harness_failed += !harness_ok;
+}
+
+/* Calls of several sizes captured on shared buffers, replayed in turn with other inputs. */
+enum { GRAPH_SIZES = 4, GRAPH_TESTS = GRAPH_SIZES };
+
+static void test_graphs(void)
+{
+    static const uint32_t tokens[GRAPH_SIZES] = {1, 2, 8, 32};
+    static struct set s;
+    cudaGraphExec_t exec[GRAPH_SIZES];
+    struct batch b[GRAPH_SIZES];
+    struct guarded dx, dids, drouting, dout, work;
+    struct numoe_cuda_ffn ffn;
+    cudaStream_t stream;
+
+    set_make(&s, 160, 96, true, &activations[1], 0);
+    guarded_make(&dx, 32 * 160 * 4, 0xFF);
+    guarded_make(&dids, 32 * TOP_K * 8, 0xFF);
+    guarded_make(&drouting, 32 * TOP_K * 4, 0xFF);
+    guarded_make(&dout, 32 * 160 * 4, 0xFF);
+    ffn = (struct numoe_cuda_ffn){
+        .shape = s.shape,
+        .activation = s.activation,
+        .slices = s.slices,
+        .experts = s.experts,
+        .weights = s.weights.data,
+        .slice_at = (const uint32_t *)(const void *)s.table.data,
+        .down_bias = (const float *)(const void *)s.bias.data,
+        .tokens = 32,
+        .top_k = TOP_K,
+        .x = dx.data,
+        .x_type = NUMOE_BF16,
+        .x_stride = 160,
+        .ids = dids.data,
+        .id_bytes = 4,
+        .routing = (const float *)(const void *)drouting.data,
+        .out = dout.data,
+        .out_type = NUMOE_F32,
+        .out_stride = 160,
+        .scale = 1.0f,
+    };
+    guarded_make(&work, numoe_cuda_workspace_bytes(&device, &ffn), 0xFF);
+    ffn.workspace = work.data;
+    must(cudaStreamCreate(&stream), "cudaStreamCreate");
+    for (int i = 0; i < GRAPH_SIZES; i++) {
+        cudaGraph_t graph;
+        ffn.tokens = tokens[i];
+        must(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
+        must(numoe_cuda_ffn_launch(&device, &ffn, stream), "launch");
+        must(cudaStreamEndCapture(stream, &graph), "end of capture");
+        must(cudaGraphInstantiate(&exec[i], graph, 0), "instantiate");
+        must(cudaGraphDestroy(graph), "destroy");
+    }
+    for (int i = 0; i < GRAPH_SIZES; i++)
+        batch_make(&b[i], &s, tokens[i], TOP_K, 0);
+    for (int i = 0; i < GRAPH_SIZES; i++) {
+        begin("a graph of %u tokens, replayed in turn with others", tokens[i]);
+        void *eager = compute(&s, &b[i]);
+        for (int turn = 0; turn < 20; turn++) {
+            const int j = turn % 2 ? i : (i + turn) % GRAPH_SIZES;
+            void *x = encode(b[j].x, tokens[j], 160, 160, NUMOE_BF16);
+            int32_t ids[32 * TOP_K];
+            float got[32 * 160];
+            for (uint32_t p = 0; p < tokens[j] * TOP_K; p++)
+                ids[p] = (int32_t)b[j].ids[p];
+            must(cudaMemcpy(dx.data, x, tokens[j] * 160 * 2, cudaMemcpyHostToDevice), "x");
+            must(cudaMemcpy(dids.data, ids, tokens[j] * TOP_K * 4, cudaMemcpyHostToDevice), "ids");
+            must(cudaMemcpy(drouting.data, b[j].routing, tokens[j] * TOP_K * 4,
+                            cudaMemcpyHostToDevice),
+                 "routing");
+            must(cudaGraphLaunch(exec[j], stream), "replay");
+            must(cudaStreamSynchronize(stream), "the replay");
+            must(cudaMemcpy(got, dout.data, tokens[j] * 160 * 4, cudaMemcpyDeviceToHost), "out");
+            if (j == i)
+                expect(!memcmp(got, eager, tokens[j] * 160 * 4), "turn %d differs", turn);
+            free(x);
+        }
+        free(eager);
+        end();
+    }
+    begin("graphs");
+    guarded_check(&work, "the workspace");
+    guarded_check(&dout, "out");
+    for (int i = 0; i < GRAPH_SIZES; i++) {
+        must(cudaGraphExecDestroy(exec[i]), "destroy");
+        batch_free(&b[i]);
+    }
+    must(cudaStreamDestroy(stream), "cudaStreamDestroy");
+    guarded_free(&dx);
+    guarded_free(&dids);
+    guarded_free(&drouting);
+    guarded_free(&dout);
+    guarded_free(&work);
+    set_free(&s);
+    harness_failed += !harness_ok;
+}
+
 static void test_refusals(void)
 {
     static struct set s;
@@ -646,22 +777,26 @@ static void test_refusals(void)
                                   .experts = 65537,
                                   .tokens = 1,
                                   .top_k = 1};
-    expect(numoe_cuda_workspace_bytes(&ffn) == 0, "65537 experts have a workspace");
-    expect(numoe_cuda_ffn_launch(&ffn, NULL) == cudaErrorInvalidValue, "65537 experts ran");
+    expect(numoe_cuda_workspace_bytes(&device, &ffn) == 0, "65537 experts have a workspace");
+    expect(numoe_cuda_ffn_launch(&device, &ffn, NULL) == cudaErrorInvalidValue,
+           "65537 experts ran");
     ffn.experts = EXPERTS;
     ffn.tokens = 1u << 30;
     ffn.top_k = 2;
-    expect(numoe_cuda_workspace_bytes(&ffn) == 0, "2^31 pairs have a workspace");
+    expect(numoe_cuda_workspace_bytes(&device, &ffn) == 0, "2^31 pairs have a workspace");
+    ffn.tokens = 1;
+    ffn.chunk_tokens = 24;
+    expect(numoe_cuda_ffn_launch(&device, &ffn, NULL) == cudaErrorInvalidValue, "chunks of 24 ran");
     ffn.tokens = 0;
-    expect(numoe_cuda_ffn_launch(&ffn, NULL) == cudaSuccess, "no tokens failed");
+    expect(numoe_cuda_ffn_launch(&device, &ffn, NULL) == cudaSuccess, "no tokens failed");
     set_free(&s);
     end();
 }
 
 static void print_kernels(void)
 {
-    struct numoe_cuda_kernel_info info[16];
-    const size_t count = numoe_cuda_kernels(info, 16);
+    struct numoe_cuda_kernel_info info[32];
+    const size_t count = numoe_cuda_kernels(info, 32);
 
     printf("%-12s %9s %6s %8s %8s %9s %6s\n", "kernel", "registers", "local", "static", "dynamic",
            "blocks/SM", "code");
@@ -675,16 +810,20 @@ static void print_kernels(void)
 int main(int argc, char **argv)
 {
     const bool small = argc > 1 && !strcmp(argv[1], "small");
-    const int tests = PATTERN_TESTS + EXTREME_TESTS + REPEAT_TESTS + NAN_TESTS + MANY_TESTS + 1;
+    const int tests = PATTERN_TESTS + EXTREME_TESTS + REPEAT_TESTS + NAN_TESTS + MANY_TESTS +
+                      FORM_TESTS + GRAPH_TESTS + 1;
 
     if (!have_device(small ? tests : tests + SHAPE_TESTS + VARIANT_TESTS + FAR_TESTS))
         return finish();
+    must(numoe_cuda_device_init(&device), "the device's numbers");
     print_kernels();
     test_refusals();
     test_patterns();
     test_extreme_scales();
     test_same_bits_and_nan();
     test_many_experts();
+    test_forms();
+    test_graphs();
     if (small)
         return finish();
     test_far_slices();

@@ -63,19 +63,46 @@ Test(layout, stores_and_loads_of_b_collide_in_no_bank)
 {
     unsigned at[8];
 
-    for (unsigned row = 0; row < 64; row++) /* cp.async: 16 threads a row, 8 at a time */
-        for (unsigned first = 0; first < 16; first += 8) {
-            for (unsigned i = 0; i < 8; i++)
-                at[i] = numoe_stage_place(row, (first + i) / 4, (first + i) % 4);
-            check_banks(at);
-        }
+    for (unsigned row = 0; row < 64; row++) { /* cp.async: 8 threads a row */
+        for (unsigned i = 0; i < 8; i++)
+            at[i] = numoe_stage_place(row, i / 4, i % 4, 2);
+        check_banks(at);
+    }
     for (unsigned n = 0; n < 8; n++) /* ld.shared.v4: a warp reads one piece */
-        for (unsigned k_tile = 0; k_tile < 4; k_tile++)
+        for (unsigned k_tile = 0; k_tile < 2; k_tile++)
             for (unsigned first = 0; first < 32; first += 8) {
                 for (unsigned i = 0; i < 8; i++)
-                    at[i] = numoe_stage_place(8 * n + (first + i) / 4, k_tile, (first + i) % 4);
+                    at[i] = numoe_stage_place(8 * n + (first + i) / 4, k_tile, (first + i) % 4, 2);
                 check_banks(at);
             }
+}
+
+Test(layout, loads_of_codes_collide_in_no_bank_and_sectors_stay_whole)
+{
+    unsigned at[8], seen[32] = {0};
+
+    for (unsigned first = 0; first < 32; first += 8) { /* lane (g, t) = (lane / 4, lane % 4) */
+        for (unsigned i = 0; i < 8; i++)
+            at[i] = numoe_code_place((first + i) / 4, (first + i) % 4);
+        check_banks(at);
+    }
+    for (unsigned t = 0; t < 4; t++)
+        for (unsigned g = 0; g < 8; g++) {
+            const unsigned place = numoe_code_place(g, t);
+            cr_expect_eq(place % 16, 0);
+            cr_assert_lt(place, 512);
+            seen[place / 16]++;
+            if (g % 2) /* 32 bytes that are together in memory are together here */
+                cr_expect_eq(place, numoe_code_place(g - 1, t) + 16);
+        }
+    for (unsigned i = 0; i < 32; i++)
+        cr_expect_eq(seen[i], 1);
+}
+
+Test(layout, the_order_for_wgmma_is_its_own_inverse_back)
+{
+    for (unsigned k = 0; k < 32; k++)
+        cr_expect_eq(numoe_wgmma_row(numoe_wgmma_place(k)), k);
 }
 
 /*

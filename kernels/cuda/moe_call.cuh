@@ -1,0 +1,137 @@
+/*
+ * moe_call.cuh - what every kernel of the expert FFN gets, and the small functions they share.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#ifndef NUMOE_MOE_CALL_CUH
+#define NUMOE_MOE_CALL_CUH
+
+#include <cuda_bf16.h>
+
+#include "numoe_cuda.h"
+#include "ptx.cuh"
+
+/* Tokens of one expert that a block computes together: sorted[first .. first + count). */
+struct chunk {
+    int expert, first, count, unused;
+};
+
+/*
+ * Powers of two that the compiler does not know, being in the call: a left shift by one is then a
+ * multiplication, which runs beside the pipe of shifts and logic. That pipe, with half the lanes of
+ * the others, is what decoding is short of.
+ */
+struct powers {
+    uint32_t p2, p4, p6, p7, p8, p12, p15, p23;
+};
+
+/* pairs are (token, slot) entries; sorted[] lists them by expert. Rows of h and part are pairs. */
+struct call {
+    const uint8_t *weights;
+    const uint32_t *slice_at;
+    const float *down_bias;
+    const __nv_bfloat16 *x; /* [tokens][x_stride], hidden padded with zeros to 32 */
+    const void *ids;
+    const float *routing;
+    void *out;
+    __nv_bfloat16 *h; /* [pairs][32 slices] */
+    float *part;      /* [pairs][32 hidden_tiles] */
+    chunk *chunks;
+    int *chunk_count;
+    int *sorted;
+    int *counters;  /* [experts + 1] */
+    int *next_item; /* of gate_up and of down: items handed out to blocks of the few-token form */
+    int *valid;     /* [tokens]: entries that are not skipped */
+    int *arrived;   /* [tokens][ceil(hidden_tiles / 2)]: parts that are written */
+    uint64_t x_stride, out_stride;
+    uint32_t hidden, hidden_tiles, slices, down_offset, bias_offset;
+    uint32_t experts, tokens, top_k, id_bytes, chunk_tokens, chunk_bound;
+    powers power;
+    numoe_activation activation;
+    float scale;
+    bool add, out_bf16, out_aligned; /* out_aligned: rows begin at multiples of 4 elements */
+    bool fused;                      /* the few-token form sums a token's parts itself */
+    bool for_wgmma;                  /* x and h have each 32 k in its order */
+};
+
+DI int pair_expert(const call &c, uint32_t pair)
+{
+    const long long id = c.id_bytes == 8 ? static_cast<const long long *>(c.ids)[pair]
+                                         : static_cast<const int *>(c.ids)[pair];
+    if (id < 0 || id >= static_cast<long long>(c.experts) ||
+        c.slice_at[static_cast<uint64_t>(id) * c.slices] == NUMOE_CUDA_ABSENT)
+        return -1;
+    return static_cast<int>(id);
+}
+
+DI float sigmoid(float v)
+{
+    return 1.0f / (1.0f + __expf(-v));
+}
+
+DI float activate(const numoe_activation &a, float gate, float up)
+{
+    switch (a.kind) {
+    case NUMOE_SILU_CLAMPED:
+        gate = gate > a.limit ? a.limit : gate;
+        up = up > a.limit ? a.limit : up < -a.limit ? -a.limit : up;
+        break;
+    case NUMOE_SWIGLU_OAI:
+        gate = gate > a.limit ? a.limit : gate;
+        up = up > a.limit ? a.limit : up < -a.limit ? -a.limit : up;
+        return gate * sigmoid(a.alpha * gate) * (up + 1.0f);
+    case NUMOE_SITU:
+        if (a.up_cap > 0)
+            up = a.up_cap * tanhf(up / a.up_cap);
+        return a.gate_cap * tanhf(gate / a.gate_cap) * sigmoid(gate) * up;
+    default:
+        break;
+    }
+    return gate * sigmoid(gate) * up;
+}
+
+/* Accumulator i of n tile n, m tile m: row g + 8 j, token 8 n + 2 t + (i & 1); j = 2 m + i / 2. */
+DI int acc_j(int m, int i)
+{
+    return 2 * m + (i >> 1);
+}
+
+/* numoe_row_lane() of numoe_kernels.h */
+DI int row_lane(int row)
+{
+    return 4 * (row & 7) + (row >> 3);
+}
+
+/* Add sum to an output, or set it, in the type of the output. */
+DI void put_out(const call &c, uint32_t token, uint32_t k, float sum)
+{
+    const uint64_t at = token * c.out_stride + k;
+
+    sum *= c.scale;
+    if (c.out_bf16) {
+        __nv_bfloat16 *out = static_cast<__nv_bfloat16 *>(c.out) + at;
+        *out = __float2bfloat16(c.add ? __bfloat162float(*out) + sum : sum);
+    } else {
+        float *out = static_cast<float *>(c.out) + at;
+        *out = c.add ? *out + sum : sum;
+    }
+}
+
+/* Outputs k .. k + 3, those of them that there are. */
+DI void put_four(const call &c, uint32_t token, uint32_t k, const float4 &sum)
+{
+    const uint64_t at = token * c.out_stride + k;
+
+    if (!c.out_bf16 && !c.add && c.out_aligned && k + 4 <= c.hidden) {
+        *reinterpret_cast<float4 *>(static_cast<float *>(c.out) + at) =
+            make_float4(sum.x * c.scale, sum.y * c.scale, sum.z * c.scale, sum.w * c.scale);
+        return;
+    }
+    const float v[4] = {sum.x, sum.y, sum.z, sum.w};
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        if (k + i < c.hidden)
+            put_out(c, token, k + i, v[i]);
+}
+
+#endif

@@ -1,0 +1,210 @@
+/*
+ * A call of the expert FFN: what it needs in memory, which form it takes, its kernels in order.
+ *
+ *   pad     x to bf16 rows of whole tiles, where it is not that already
+ *   route   entries sorted by expert and cut in chunks, in one kernel or four
+ *   gate_up, down   of moe_few.cu or moe_many.cu
+ *   combine  sums each token's parts; down does that itself in the few-token form
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#include "moe_kernels.h"
+
+namespace
+{
+
+/* Up to so many tokens down sums the parts itself; above, the fences cost more than a kernel. */
+enum { FUSED_TOKENS = 4 };
+
+struct layout {
+    uint64_t x, h, part, chunks, sorted, counters, valid, arrived, bytes;
+    uint32_t chunk_tokens, chunk_bound;
+    bool pad, few, fused, wgmma;
+};
+
+uint64_t take(uint64_t *at, uint64_t bytes)
+{
+    const uint64_t here = *at;
+    *at += (bytes + 255) / 256 * 256;
+    return here;
+}
+
+/* 32 bits hold an entry, and a row of x or h in units of 16 bytes. */
+bool too_large(const numoe_cuda_ffn *f)
+{
+    const uint64_t pairs = static_cast<uint64_t>(f->tokens) * f->top_k;
+
+    return f->experts == 0 || f->experts > 65536 || f->slices == 0 || f->top_k == 0 ||
+           pairs >= 0x7FFFFFFFu || f->shape.hidden > (1u << 24) || f->slices > (1u << 19) ||
+           pairs * 4 * f->slices >> 32 || f->tokens * (f->shape.hidden_tiles * 4) >> 32 ||
+           f->tokens * (f->x_stride / 8) >> 32;
+}
+
+bool wrong_chunk(const numoe_cuda_device *device, uint32_t tokens)
+{
+    return tokens && tokens != 8 && tokens != 16 && tokens != 32 && tokens != 64 &&
+           !(tokens == 128 && device->wgmma);
+}
+
+/* Tokens of a chunk, by the average of a hit expert; every count computes right in any form. */
+uint32_t choose_chunk(const numoe_cuda_device *device, const numoe_cuda_ffn *f, uint64_t average)
+{
+    if (f->chunk_tokens)
+        return f->chunk_tokens;
+    return average <= 4 ? 8 : average <= 12 ? 16 : average <= 28 ? 32 : device->wgmma ? 128 : 64;
+}
+
+layout lay_out(const numoe_cuda_device *device, const numoe_cuda_ffn *f)
+{
+    const uint64_t pairs = static_cast<uint64_t>(f->tokens) * f->top_k;
+    const uint64_t hit = pairs < f->experts ? pairs : f->experts;
+    const uint64_t width = 32 * f->shape.hidden_tiles;
+    const bool aligned = f->x_stride % 8 == 0 && reinterpret_cast<uintptr_t>(f->x) % 16 == 0;
+    layout l = {};
+    uint64_t at = 0;
+
+    l.chunk_tokens = choose_chunk(device, f, hit ? pairs / hit : 0);
+    const uint64_t bound = hit + pairs / l.chunk_tokens;
+    l.chunk_bound = static_cast<uint32_t>(bound < pairs ? bound : pairs);
+    l.few = l.chunk_tokens <= 16;
+    l.fused = l.few && f->tokens <= FUSED_TOKENS;
+    l.wgmma = l.chunk_tokens == 128;
+    l.pad = l.wgmma || f->x_type == NUMOE_F32 || f->shape.hidden % 32 != 0 || !aligned;
+    l.x = take(&at, l.pad ? f->tokens * width * 2 : 0);
+    l.h = take(&at, pairs * 32 * f->slices * 2);
+    l.part = take(&at, pairs * width * 4);
+    l.chunks = take(&at, (l.chunk_bound + 1) * sizeof(chunk));
+    l.sorted = take(&at, pairs * 4);
+    l.counters = take(&at, (static_cast<uint64_t>(f->experts) + 4) * 4);
+    l.valid = take(&at, l.fused ? f->tokens * sizeof(int) : 0);
+    l.arrived =
+        take(&at, l.fused ? f->tokens * ((f->shape.hidden_tiles + 1) / 2) * sizeof(int) : 0);
+    l.bytes = at;
+    return l;
+}
+
+powers powers_of_two()
+{
+    return {1u << 2, 1u << 4, 1u << 6, 1u << 7, 1u << 8, 1u << 12, 1u << 15, 1u << 23};
+}
+
+call make_call(const numoe_cuda_ffn *f, const layout &l)
+{
+    uint8_t *work = static_cast<uint8_t *>(f->workspace);
+    call c = {};
+
+    c.weights = f->weights;
+    c.slice_at = f->slice_at;
+    c.down_bias = f->down_bias;
+    c.x = l.pad ? reinterpret_cast<__nv_bfloat16 *>(work + l.x)
+                : static_cast<const __nv_bfloat16 *>(f->x);
+    c.x_stride = l.pad ? 32 * f->shape.hidden_tiles : f->x_stride;
+    c.ids = f->ids;
+    c.routing = f->routing;
+    c.out = f->out;
+    c.h = reinterpret_cast<__nv_bfloat16 *>(work + l.h);
+    c.part = reinterpret_cast<float *>(work + l.part);
+    c.chunks = reinterpret_cast<chunk *>(work + l.chunks);
+    c.sorted = reinterpret_cast<int *>(work + l.sorted);
+    c.counters = reinterpret_cast<int *>(work + l.counters);
+    c.valid = reinterpret_cast<int *>(work + l.valid);
+    c.arrived = reinterpret_cast<int *>(work + l.arrived);
+    c.chunk_count = c.counters + f->experts + 1;
+    c.next_item = c.chunk_count + 1;
+    c.out_stride = f->out_stride;
+    c.hidden = static_cast<uint32_t>(f->shape.hidden);
+    c.hidden_tiles = static_cast<uint32_t>(f->shape.hidden_tiles);
+    c.slices = f->slices;
+    c.down_offset = static_cast<uint32_t>(f->shape.down_offset);
+    c.bias_offset = static_cast<uint32_t>(f->shape.bias_offset);
+    c.experts = f->experts;
+    c.tokens = f->tokens;
+    c.top_k = f->top_k;
+    c.id_bytes = f->id_bytes;
+    c.chunk_tokens = l.chunk_tokens;
+    c.chunk_bound = l.chunk_bound;
+    c.power = powers_of_two();
+    c.activation = f->activation;
+    c.scale = f->scale;
+    c.add = f->add;
+    c.out_bf16 = f->out_type == NUMOE_BF16;
+    c.out_aligned = f->out_stride % 4 == 0 && reinterpret_cast<uintptr_t>(f->out) % 16 == 0;
+    c.fused = l.fused;
+    c.for_wgmma = l.wgmma;
+    return c;
+}
+
+cudaError_t launch_half(const call &c, const layout &l, bool down, const launching &how)
+{
+    return l.few     ? launch_few(c, down, how)
+           : l.wgmma ? launch_wgmma(c, down, how)
+                     : launch_many(c, down, how);
+}
+
+} /* namespace */
+
+extern "C" cudaError_t numoe_cuda_device_init(struct numoe_cuda_device *d)
+{
+    numoe_cuda_kernel_info info[FEW_KERNELS];
+    int device = 0;
+    cudaError_t e = cudaGetDevice(&device);
+
+    *d = {};
+    if (!e)
+        e = cudaDeviceGetAttribute(&d->multiprocessors, cudaDevAttrMultiProcessorCount, device);
+    describe_wgmma(info);
+    d->wgmma = info[0].binary_version && info[0].blocks_an_sm;
+    cudaGetLastError(); /* not loading is no error */
+    describe_few(info);
+    /* older code does not say when the next kernel may start, nor wait for the one before */
+    d->overlap = info[0].ptx_version >= 90;
+    return e;
+}
+
+extern "C" uint64_t numoe_cuda_workspace_bytes(const struct numoe_cuda_device *device,
+                                               const struct numoe_cuda_ffn *f)
+{
+    return too_large(f) || wrong_chunk(device, f->chunk_tokens) ? 0 : lay_out(device, f).bytes;
+}
+
+extern "C" cudaError_t numoe_cuda_ffn_launch(const struct numoe_cuda_device *device,
+                                             const struct numoe_cuda_ffn *f, cudaStream_t stream)
+{
+    if (f->tokens == 0)
+        return cudaSuccess;
+    if (too_large(f) || wrong_chunk(device, f->chunk_tokens))
+        return cudaErrorInvalidValue;
+    const layout l = lay_out(device, f);
+    const call c = make_call(f, l);
+    launching how = {stream, device->multiprocessors, false};
+    cudaError_t e = cudaSuccess;
+
+    if (l.pad)
+        e = launch_pad(c, f->x, f->x_type == NUMOE_F32, f->x_stride,
+                       const_cast<__nv_bfloat16 *>(c.x), how);
+    how.overlap = device->overlap;
+    if (!e)
+        e = launch_route(c, how);
+    if (!e)
+        e = launch_half(c, l, false, how);
+    if (!e)
+        e = launch_half(c, l, true, how);
+    if (!e && !c.fused)
+        e = launch_combine(c, how);
+    return e;
+}
+
+extern "C" size_t numoe_cuda_kernels(struct numoe_cuda_kernel_info *info, size_t count)
+{
+    size_t filled = 0;
+
+    if (count < FEW_KERNELS + MANY_KERNELS + WGMMA_KERNELS)
+        return FEW_KERNELS + MANY_KERNELS + WGMMA_KERNELS;
+    filled += describe_few(info);
+    filled += describe_many(info + filled);
+    filled += describe_wgmma(info + filled);
+    if (info[filled - 1].binary_version)
+        return filled;
+    cudaGetLastError(); /* another architecture's: none of this device's kernels */
+    return filled - WGMMA_KERNELS;
+}
