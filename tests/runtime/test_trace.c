@@ -188,15 +188,15 @@ Test(trace, shows_every_call_phase_and_item, .timeout = 60)
             cr_expect_str_eq(word(event, "name"), name);
             cr_expect(argument(event, "expert") >= 1 && argument(event, "expert") <= 4);
             cr_expect_lt(argument(event, "layer"), LAYERS);
-            slices += (uint64_t)argument(event, "slices");
+            slices += (uint64_t)(argument(event, "slices") * argument(event, "tokens"));
         }
         if (track_of(event) >= TRACK_WORKERS && strcmp(word(event, "name"), "steal") == 0) {
             cr_expect_lt(argument(event, "victim"), THREADS);
             steals++;
         }
     }
-    /* four experts in six calls, whose tokens are too few to be split between lanes */
-    cr_expect_eq(slices, 6 * 4 * SLICES);
+    /* four experts of every token of six calls, in whatever blocks and ranges */
+    cr_expect_eq(slices, (1 + 4 + 7 + 10 + 13 + 16) * 4 * SLICES);
     items = count(root, "records", TRACK_WORKERS, TRACK_WORKERS + THREADS) +
             count(root, "combine", TRACK_WORKERS, TRACK_WORKERS + THREADS);
     cr_expect_eq(items, records + combines);
