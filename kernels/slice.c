@@ -3,7 +3,8 @@
  *
  * Packing is a lossless permutation of codes and scale bytes (numoe_kernels.h draws the tile).
  * Sixteen source bytes are one row's 32 codes of a group; they become four words, one in each
- * octet of the tile.
+ * octet of the tile. Rows of a source lie powers of two apart, where caches hold few of them at a
+ * time: so FOUR groups that are next to each other, a cache line of each row, are packed at once.
  *
  * SPDX-License-Identifier: Apache-2.0
  */
@@ -13,6 +14,9 @@
 #include <errno.h>
 #include <math.h>
 #include <string.h>
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
 
 _Static_assert(NUMOE_PAIR_BYTES == 2 * (512 + 32), "a pair tile is two tiles of codes and scales");
 
@@ -101,47 +105,264 @@ static uint8_t *tile_scales(uint8_t *pair, unsigned half)
     return pair + 1024 + 32 * half;
 }
 
-/*
- * Fill half of a pair tile with rows [row, row + 32) and group `group` of a matrix of rows x
- * columns. Returns 0 or -EDOM.
- */
-static int pack_tile(const struct numoe_mxfp4 *m, uint64_t rows, uint64_t columns, uint64_t row,
-                     uint64_t group, uint8_t *pair, unsigned half, unsigned matrix,
-                     struct numoe_pack_report *report)
+/* A matrix that is being packed, and whether its scales are such that many() is not exact. */
+struct matrix {
+    const struct numoe_mxfp4 *from;
+    uint64_t rows, columns;
+    unsigned which;
+    uint64_t ahead; /* bytes between codes of one row and those that are packed soon after */
+    struct numoe_pack_report *report;
+};
+
+/* Where groups [group, group + count) of rows [row, row + 32) go: halves of pair tiles `stride`
+ * bytes apart. */
+struct tiles {
+    uint64_t row, group, count;
+    uint8_t *pair;
+    uint64_t stride;
+    unsigned half;
+};
+
+/* codes 0 and 8 are zeros whatever the scale */
+static bool is_extreme(uint8_t scale, uint32_t words_or)
 {
-    uint8_t *codes = tile_codes(pair, half), *scales = tile_scales(pair, half);
-    const uint64_t left = columns - 32 * group;
+    return (scale < SCALE_FOLD_MIN || scale > SCALE_FOLD_MAX) && (words_or & 0x77777777u);
+}
+
+/* The i-th group, row by row. Returns 0 or -EDOM. */
+static int pack_tile(const struct matrix *m, const struct tiles *tiles, uint64_t i)
+{
+    uint8_t *pair = tiles->pair + i * tiles->stride;
+    uint8_t *codes = tile_codes(pair, tiles->half), *scales = tile_scales(pair, tiles->half);
+    const uint64_t group = tiles->group + i, left = m->columns - 32 * group;
 
     for (unsigned lane = 0; lane < NUMOE_TILE; lane++) {
-        const uint64_t r = row + numoe_lane_row(lane);
+        const uint64_t r = tiles->row + numoe_lane_row(lane);
         uint32_t word[4] = {0, 0, 0, 0};
         uint8_t scale = SCALE_ONE;
 
-        if (r < rows) {
-            const uint8_t *block = m->codes + r * m->code_stride + group * m->code_step;
-            scale = m->scales[r * m->scale_stride + group * m->scale_step];
+        if (r < m->rows) {
+            const uint8_t *block =
+                m->from->codes + r * m->from->code_stride + group * m->from->code_step;
+            scale = m->from->scales[r * m->from->scale_stride + group * m->from->scale_step];
             if (scale == SCALE_NAN) {
-                report->bad_matrix = matrix;
-                report->bad_row = r;
-                report->bad_group = group;
+                m->report->bad_matrix = m->which;
+                m->report->bad_row = r;
+                m->report->bad_group = group;
                 return -EDOM;
             }
             if (left < 32) {
                 uint8_t cut[16];
-                cut_block(block, m->nibbles, (unsigned)left, cut);
+                cut_block(block, m->from->nibbles, (unsigned)left, cut);
                 words_of_block(cut, NUMOE_NIBBLES_ADJACENT, word);
             } else {
-                words_of_block(block, m->nibbles, word);
+                words_of_block(block, m->from->nibbles, word);
             }
-            /* codes 0 and 8 are zeros whatever the scale */
-            if ((scale < SCALE_FOLD_MIN || scale > SCALE_FOLD_MAX) &&
-                ((word[0] | word[1] | word[2] | word[3]) & 0x77777777u))
-                report->extreme_scales = true;
+            if (is_extreme(scale, word[0] | word[1] | word[2] | word[3]))
+                m->report->extreme_scales = true;
         }
         for (int t = 0; t < 4; t++)
             memcpy(codes + 128 * t + 4 * lane, &word[t], 4);
         scales[lane] = scale;
     }
+    return 0;
+}
+
+enum { FOUR = 4 };
+
+#ifdef __SSE2__
+
+/* 16-bit lanes of two codes, one in each byte, to one byte each. */
+static __m128i join(__m128i v)
+{
+    return _mm_and_si128(_mm_or_si128(v, _mm_srli_epi16(v, 4)), _mm_set1_epi16(0xFF));
+}
+
+/* words_of_block, four words as one vector. */
+static __m128i words_of_block_sse2(const uint8_t *block, enum numoe_nibbles order)
+{
+    const __m128i nibble = _mm_set1_epi8(15);
+    __m128i v = _mm_loadu_si128((const __m128i *)(const void *)block), even, odd;
+
+    even = _mm_and_si128(v, nibble);
+    odd = _mm_and_si128(_mm_srli_epi16(v, 4), nibble);
+    if (order != NUMOE_NIBBLES_ADJACENT) {
+        v = _mm_packus_epi16(join(even), join(odd));
+        even = _mm_and_si128(v, nibble);
+        odd = _mm_and_si128(_mm_srli_epi16(v, 4), nibble);
+    }
+    v = _mm_packus_epi16(join(even), join(odd));
+    return _mm_unpacklo_epi16(v, _mm_srli_si128(v, 8));
+}
+
+/* Scale bytes of FOUR groups, in lane order. @return whether all are in SCALE_FOLD_MIN..MAX */
+static bool four_scales(const struct matrix *m, const struct tiles *tiles,
+                        uint8_t scales[FOUR][NUMOE_TILE])
+{
+    const uint64_t step = m->from->scale_step;
+    uint8_t most = 0;
+
+    for (unsigned lane = 0; lane < NUMOE_TILE; lane++) {
+        const uint8_t *from = m->from->scales +
+                              (tiles->row + numoe_lane_row(lane)) * m->from->scale_stride +
+                              tiles->group * step;
+
+        for (unsigned j = 0; j < FOUR; j++)
+            scales[j][lane] = from[j * step];
+    }
+    for (unsigned j = 0; j < FOUR; j++)
+        for (unsigned lane = 0; lane < NUMOE_TILE; lane++) {
+            const uint8_t off = (uint8_t)(scales[j][lane] - SCALE_FOLD_MIN);
+            most = off > most ? off : most;
+        }
+    return most <= SCALE_FOLD_MAX - SCALE_FOLD_MIN;
+}
+
+/* Four rows, 8 apart, of FOUR groups: words transposed, so that each octet gets 16 bytes. */
+static void four_rows(const struct matrix *m, const struct tiles *tiles, unsigned g)
+{
+    const struct numoe_mxfp4 *from = m->from;
+    const uint8_t *block =
+        from->codes + (tiles->row + g) * from->code_stride + tiles->group * from->code_step;
+    uint8_t *out = tile_codes(tiles->pair, tiles->half) + 16 * g;
+
+    for (unsigned j = 0; j < FOUR; j++, block += from->code_step, out += tiles->stride) {
+        __m128i w[4], low[2], high[2];
+
+        for (unsigned i = 0; i < 4; i++) {
+            const uint8_t *codes = block + 8 * i * from->code_stride;
+
+            if (j == 0)
+                _mm_prefetch((const char *)codes + m->ahead, _MM_HINT_T0);
+            w[i] = words_of_block_sse2(codes, from->nibbles);
+        }
+        for (unsigned i = 0; i < 2; i++) {
+            low[i] = _mm_unpacklo_epi32(w[2 * i], w[2 * i + 1]);
+            high[i] = _mm_unpackhi_epi32(w[2 * i], w[2 * i + 1]);
+        }
+        _mm_store_si128((__m128i *)(void *)out, _mm_unpacklo_epi64(low[0], low[1]));
+        _mm_store_si128((__m128i *)(void *)(out + 128), _mm_unpackhi_epi64(low[0], low[1]));
+        _mm_store_si128((__m128i *)(void *)(out + 256), _mm_unpacklo_epi64(high[0], high[1]));
+        _mm_store_si128((__m128i *)(void *)(out + 384), _mm_unpackhi_epi64(high[0], high[1]));
+    }
+}
+
+/* FOUR groups whose rows and columns are all there and whose scales are no NaN. @return false: they
+ * are not, and nothing was done */
+static bool pack_four(const struct matrix *m, const struct tiles *tiles)
+{
+    uint8_t scales[FOUR][NUMOE_TILE];
+    bool ordinary;
+
+    if (tiles->count != FOUR || tiles->row + NUMOE_TILE > m->rows ||
+        (tiles->group + FOUR) * 32 > m->columns)
+        return false;
+    ordinary = four_scales(m, tiles, scales);
+    if (!ordinary && memchr(scales, SCALE_NAN, sizeof scales))
+        return false;
+    for (unsigned g = 0; g < 8; g++)
+        four_rows(m, tiles, g);
+    for (unsigned j = 0; j < FOUR; j++) {
+        uint8_t *pair = tiles->pair + j * tiles->stride;
+        const uint8_t *codes = tile_codes(pair, tiles->half);
+
+        memcpy(tile_scales(pair, tiles->half), scales[j], NUMOE_TILE);
+        for (unsigned lane = 0; lane < NUMOE_TILE && !ordinary; lane++) {
+            uint32_t words = 0;
+
+            for (unsigned t = 0; t < 4; t++)
+                words |= load32(codes + 128 * t + 4 * lane);
+            if (is_extreme(scales[j][lane], words))
+                m->report->extreme_scales = true;
+        }
+    }
+    return true;
+}
+
+#else
+
+static bool pack_four(const struct matrix *m, const struct tiles *tiles)
+{
+    (void)m, (void)tiles;
+    return false;
+}
+
+#endif
+
+static int pack_tiles(const struct matrix *m, const struct tiles *tiles)
+{
+    int rc = 0;
+
+    if (pack_four(m, tiles))
+        return 0;
+    for (uint64_t i = 0; !rc && i < tiles->count; i++)
+        rc = pack_tile(m, tiles, i);
+    return rc;
+}
+
+static uint64_t at_most_four(uint64_t count)
+{
+    return count < FOUR ? count : FOUR;
+}
+
+static int pack_gate_up(const struct numoe_slice_shape *shape,
+                        const struct numoe_expert_source *source, uint64_t s, uint8_t *slice,
+                        struct numoe_pack_report *report)
+{
+    enum { AHEAD = 3 };
+    const struct numoe_mxfp4 *const from[] = {&source->gate, &source->up};
+
+    for (uint64_t b = 0; b < shape->hidden_tiles; b += FOUR)
+        for (unsigned half = 0; half < 2; half++) {
+            const struct matrix m = {from[half],
+                                     source->intermediate - source->first_row,
+                                     source->hidden,
+                                     half ? NUMOE_UP : NUMOE_GATE,
+                                     AHEAD * FOUR * from[half]->code_step,
+                                     report};
+            const struct tiles tiles = {32 * s - source->first_row,
+                                        b,
+                                        at_most_four(shape->hidden_tiles - b),
+                                        slice + b * NUMOE_PAIR_BYTES,
+                                        NUMOE_PAIR_BYTES,
+                                        half};
+            const int rc = pack_tiles(&m, &tiles);
+
+            if (rc) {
+                report->bad_row += source->first_row;
+                return rc;
+            }
+        }
+    return 0;
+}
+
+/* Of slices [first, first + count): row by row, as they lie, for all slices. */
+static int pack_down(const struct numoe_slice_shape *shape,
+                     const struct numoe_expert_source *source, uint64_t first, uint64_t count,
+                     uint8_t *slice, struct numoe_pack_report *report)
+{
+    const struct matrix m = {&source->down,
+                             source->hidden,
+                             source->intermediate,
+                             NUMOE_DOWN,
+                             NUMOE_TILE * source->down.code_stride,
+                             report};
+
+    /* an odd last tile is paired with rows past H, which pack as zeros */
+    for (uint64_t p = 0; p < (shape->hidden_tiles + 1) / 2 * 2; p++)
+        for (uint64_t s = 0; s < count; s += FOUR) {
+            const struct tiles tiles = {32 * p,
+                                        first + s,
+                                        at_most_four(count - s),
+                                        slice + s * shape->bytes + shape->down_offset +
+                                            p / 2 * NUMOE_PAIR_BYTES,
+                                        shape->bytes,
+                                        p % 2};
+            const int rc = pack_tiles(&m, &tiles);
+
+            if (rc)
+                return rc;
+        }
     return 0;
 }
 
@@ -161,38 +382,22 @@ int numoe_pack_slices(const struct numoe_slice_shape *shape,
                       const struct numoe_expert_source *source, uint64_t first, uint64_t count,
                       void *out, struct numoe_pack_report *report)
 {
-    const uint64_t H = source->hidden, I = source->intermediate, F = source->first_row;
+    const uint64_t I = source->intermediate, F = source->first_row;
     const uint64_t slices = I / 32 + (I % 32 != 0);
 
-    if (H != shape->hidden || first > slices || count > slices - first || first < F / 32 ||
-        F % 32 != 0)
+    if (source->hidden != shape->hidden || first > slices || count > slices - first ||
+        first < F / 32 || F % 32 != 0)
         return -EINVAL;
-    for (uint64_t s = first; s < first + count; s++) {
-        uint8_t *slice = (uint8_t *)out + (s - first) * shape->bytes;
-        uint8_t *down = slice + shape->down_offset;
-        int rc;
+    for (uint64_t i = 0; i < count; i++) {
+        uint8_t *slice = (uint8_t *)out + i * shape->bytes;
+        int rc = pack_gate_up(shape, source, first + i, slice, report);
 
-        for (uint64_t b = 0; b < shape->hidden_tiles; b++) {
-            uint8_t *pair = slice + b * NUMOE_PAIR_BYTES;
-            rc = pack_tile(&source->gate, I - F, H, 32 * s - F, b, pair, 0, NUMOE_GATE, report);
-            if (!rc)
-                rc = pack_tile(&source->up, I - F, H, 32 * s - F, b, pair, 1, NUMOE_UP, report);
-            if (rc) {
-                report->bad_row += F;
-                return rc;
-            }
-        }
-        /* an odd last tile is paired with rows past H, which pack as zeros */
-        for (uint64_t p = 0; p < (shape->hidden_tiles + 1) / 2 * 2; p++) {
-            uint8_t *pair = down + p / 2 * NUMOE_PAIR_BYTES;
-            rc = pack_tile(&source->down, H, I, 32 * p, s, pair, p % 2, NUMOE_DOWN, report);
-            if (rc)
-                return rc;
-        }
+        if (rc)
+            return rc;
         if (shape->bias)
-            pack_bias(source, s, (float *)(void *)(slice + shape->bias_offset));
+            pack_bias(source, first + i, (float *)(void *)(slice + shape->bias_offset));
     }
-    return 0;
+    return pack_down(shape, source, first, count, out, report);
 }
 
 /* ---- reading back --------------------------------------------------------------------------- */

@@ -328,13 +328,14 @@ Test(kernels_pack, split_nibbles_describe_the_same_weights)
     struct numoe_slice_shape shape;
     struct numoe_pack_report report = {0};
     struct test_expert e;
-    const uint64_t H = 128, I = 96;
+    enum { SLICES = 5 };
+    const uint64_t H = 160, I = 32 * SLICES;
 
     random_state = 5;
     test_expert_make(&e, H, I, false);
     numoe_slice_shape_init(&shape, H, false);
-    uint8_t *a = aligned_bytes(3 * shape.bytes), *b = aligned_bytes(3 * shape.bytes);
-    cr_assert_eq(numoe_pack_slices(&shape, &e.source, 0, 3, a, &report), 0);
+    uint8_t *a = aligned_bytes(SLICES * shape.bytes), *b = aligned_bytes(SLICES * shape.bytes);
+    cr_assert_eq(numoe_pack_slices(&shape, &e.source, 0, SLICES, a, &report), 0);
 
     /* GGUF: scale byte, then byte 1 + j with value j low and j + 16 high */
     struct numoe_expert_source gguf = e.source;
@@ -364,10 +365,53 @@ Test(kernels_pack, split_nibbles_describe_the_same_weights)
                                      .scale_step = 17,
                                      .nibbles = NUMOE_NIBBLES_SPLIT};
     }
-    cr_assert_eq(numoe_pack_slices(&shape, &gguf, 0, 3, b, &report), 0);
-    cr_assert_arr_eq(a, b, 3 * shape.bytes);
+    cr_assert_eq(numoe_pack_slices(&shape, &gguf, 0, SLICES, b, &report), 0);
+    cr_assert_arr_eq(a, b, SLICES * shape.bytes);
     for (int i = 0; i < 3; i++)
         free(blocks[i]);
+    free(a);
+    free(b);
+    test_expert_free(&e);
+}
+
+/* Four groups at once, or one by one: as slices are asked for, and as scales are ordinary or not.
+ */
+Test(kernels_pack, slices_together_are_slices_alone)
+{
+    enum { SLICES = 6 };
+    struct numoe_slice_shape shape;
+    struct test_expert e;
+    const uint64_t H = 288, I = 32 * SLICES;
+
+    random_state = 6;
+    test_expert_make(&e, H, I, false);
+    numoe_slice_shape_init(&shape, H, false);
+    uint8_t *a = aligned_bytes(SLICES * shape.bytes), *b = aligned_bytes(SLICES * shape.bytes);
+    for (int turn = 0; turn < 3; turn++) {
+        struct numoe_pack_report together = {0}, alone = {0};
+
+        /* the smallest scale in one group of gate, then of down */
+        if (turn)
+            e.scales[turn == 1 ? 0 : 2][turn == 1 ? 5 * (H / 32) + 2 : 70 * (I / 32) + 1] = 0;
+        memset(a, 0xA5, SLICES * shape.bytes);
+        memset(b, 0x5A, SLICES * shape.bytes);
+        cr_assert_eq(numoe_pack_slices(&shape, &e.source, 0, SLICES, a, &together), 0);
+        for (uint64_t s = 0; s < SLICES; s++)
+            cr_assert_eq(numoe_pack_slices(&shape, &e.source, s, 1, b + s * shape.bytes, &alone),
+                         0);
+        cr_assert_arr_eq(a, b, SLICES * shape.bytes);
+        cr_assert_eq(together.extreme_scales, turn > 0);
+        cr_assert_eq(alone.extreme_scales, turn > 0);
+        for (uint64_t r = 0; r < H; r++)
+            for (uint64_t k = 0; k < I; k++) {
+                unsigned code, scale;
+
+                numoe_slice_weight(&shape, a + k / 32 * shape.bytes, NUMOE_DOWN, r, k % 32, &code,
+                                   &scale);
+                cr_assert_eq(code, e.codes[2][(r * I + k) / 2] >> (k % 2 * 4) & 15);
+                cr_assert_eq(scale, e.scales[2][(r * I + k) / 32]);
+            }
+    }
     free(a);
     free(b);
     test_expert_free(&e);
