@@ -344,7 +344,7 @@ static struct dims due_dims(const struct numoe_checkpoint *c, const struct numoe
     case NUMOE_TENSOR_CODES:
         if (t->rank == due.rank + 2) {
             due.at[due.rank++] = columns / NUMOE_TILE;
-            due.at[due.rank++] = NUMOE_TILE / 2;
+            due.at[due.rank++] = t->dtype == NUMOE_DTYPE_F4 ? NUMOE_TILE : NUMOE_TILE / 2;
         } else {
             due.at[due.rank++] = t->dtype == NUMOE_DTYPE_F4 ? columns : columns / 2;
         }
@@ -531,6 +531,7 @@ static int describe(struct opening *o, const json_t *section)
     const struct numoe_family *family = c->family;
     struct numoe_activation *activation = &c->desc.activation;
     const char *act = json_string_value(json_object_get(section, "hidden_act"));
+    struct numoe_error why = NUMOE_ERROR_INIT;
     int code;
 
     if (act && family->act && strcmp(act, family->act))
@@ -548,9 +549,14 @@ static int describe(struct opening *o, const json_t *section)
         return code;
     if (activation->kind == NUMOE_SILU_CLAMPED && activation->limit == 0)
         activation->kind = NUMOE_SILU;
+    else if (activation->kind == NUMOE_SILU && activation->limit > 0)
+        activation->kind = NUMOE_SILU_CLAMPED;
     if (activation->kind == NUMOE_SITU && activation->gate_cap == 0)
         return numoe_error_set(o->error, -EBADMSG, c->directory, "%s: %s must be above 0",
                                o->config_name, family->gate_cap_key);
+    if (numoe_activation_check(activation, &why) < 0)
+        return numoe_error_set(o->error, -EBADMSG, c->directory, "%s: %s %s", o->config_name,
+                               why.where, why.message);
     c->desc.experts_per_token = family->experts_per_token;
     code = numoe_config_number(o, section, family->top_k_key, &c->desc.experts_per_token);
     if (code < 0)

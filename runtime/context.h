@@ -122,7 +122,7 @@ struct numoe_model {
     struct numoe_plan_reach reach[NUMOE_REACHES];
     struct model_groups groups[NUMOE_REACHES];
     uint8_t *state;       /* [layers * experts] EXPERT_ bits */
-    bool *away;           /* [layers] unloaded, and its memory given back */
+    _Atomic bool *away;   /* [layers] unloaded, and its memory given back; set with the turn held */
     uint64_t *sums;       /* [layers * experts] checksums of what is present; NULL: none are kept */
     uint32_t *bias_place; /* [layers * experts] index of its b2 row on the node of slice 0 */
     uint32_t *bias_node;  /* [layers * experts] that node */
@@ -176,5 +176,9 @@ void numoe_stats_leave(struct numoe_model *model);
 
 /* Finish and drop a submission of this model. */
 void numoe_context_forget(struct numoe_model *model);
+
+/* Turn held. Finish what runs of a submission and of deferred experts: nothing reads weights then.
+ */
+void numoe_context_settle(struct numoe *context);
 
 #endif

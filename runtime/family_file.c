@@ -282,7 +282,7 @@ static int read_activation(const struct reading *r, const json_t *root)
                                         {"situ", NUMOE_SITU},
                                         {NULL, 0}};
     const json_t *object = json_object_get(root, "activation");
-    struct numoe_activation *out = &r->family->activation;
+    struct numoe_activation *out = &r->family->activation, full;
     struct numoe_error why = NUMOE_ERROR_INIT;
     int kind = 0, code;
 
@@ -302,7 +302,13 @@ static int read_activation(const struct reading *r, const json_t *root)
     if (code < 0)
         return code;
     out->kind = (enum numoe_activation_kind)kind;
-    if (numoe_activation_check(out, &why) < 0)
+    /* what the config says is checked when it is read */
+    full = *out;
+    if (full.limit == 0 && json_object_get(json_object_get(root, "config"), "limit"))
+        full.limit = 1;
+    if (full.gate_cap == 0 && json_object_get(json_object_get(root, "config"), "gate_cap"))
+        full.gate_cap = 1;
+    if (numoe_activation_check(&full, &why) < 0)
         return numoe_error_set(r->error, -EBADMSG, r->path, "activation: %s %s", why.where,
                                why.message);
     return 0;

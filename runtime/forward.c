@@ -417,6 +417,12 @@ out:
     return rc;
 }
 
+void numoe_context_settle(struct numoe *context)
+{
+    finish_pending(context);
+    finish_later(context);
+}
+
 void numoe_context_forget(struct numoe_model *model)
 {
     struct numoe *context = model->context;

@@ -159,7 +159,7 @@ static int skip(struct source *s, const char *what, uint64_t bytes)
 /* A little-endian number of 1 to 8 bytes. */
 static int number(struct source *s, const char *what, unsigned bytes, uint64_t *out)
 {
-    const uint8_t *raw;
+    const uint8_t *raw = NULL;
     int code = take(s, what, bytes, &raw);
 
     *out = 0;
@@ -172,7 +172,7 @@ static int number(struct source *s, const char *what, unsigned bytes, uint64_t *
 static int string(struct source *s, const char *what, char *out, uint64_t room)
 {
     const uint8_t *raw;
-    uint64_t length;
+    uint64_t length = 0;
     int code = number(s, what, 8, &length);
 
     if (code == 0 && length > s->bytes - s->at)
@@ -233,7 +233,7 @@ static int bad_type(const struct source *s, const char *key, uint64_t type)
 static int fixed_array(struct source *s, const char *key, enum value_type type, uint64_t count,
                        json_t **out)
 {
-    uint64_t bytes, raw;
+    uint64_t bytes = 0, raw = 0;
     int code = 0;
 
     if (!numoe_mul_u64(count, value_bytes[type], &bytes))
@@ -251,7 +251,7 @@ static int fixed_array(struct source *s, const char *key, enum value_type type, 
 
 static int read_array(struct source *s, const char *key, unsigned depth, json_t **out)
 {
-    uint64_t type, count, length;
+    uint64_t type = 0, count = 0, length = 0;
     int code = number(s, "an array's type", 4, &type);
 
     if (code == 0)
@@ -284,7 +284,7 @@ static int read_string(struct source *s, json_t **out)
 {
     char text[MAX_STRING];
     const uint8_t *raw;
-    uint64_t length;
+    uint64_t length = 0;
     int code = number(s, "a string's length", 8, &length);
 
     if (code < 0 || length >= sizeof text)
@@ -297,7 +297,7 @@ static int read_string(struct source *s, json_t **out)
 
 static int read_value(struct source *s, const char *key, json_t **out)
 {
-    uint64_t type, raw;
+    uint64_t type = 0, raw = 0;
     int code = number(s, "a value's type", 4, &type);
 
     *out = NULL;
@@ -409,7 +409,7 @@ static int read_tensor(struct source *s, struct numoe_tensors *tensors, uint32_t
                        struct numoe_tensor *out)
 {
     char name[MAX_NAME], *copy;
-    uint64_t rank, type, offset, bytes, *shape;
+    uint64_t rank = 0, type = 0, offset = 0, bytes = 0, *shape;
     int code = string(s, "a tensor's name", name, sizeof name);
 
     if (code == 0)
@@ -482,7 +482,7 @@ static int place_tensors(const struct source *s, struct numoe_tensor *items, uin
 static int read_start(struct source *s, uint64_t *tensor_count, uint64_t *pair_count)
 {
     const uint8_t *magic;
-    uint64_t version;
+    uint64_t version = 0;
     int code = take(s, "its beginning", 4, &magic);
 
     if (code < 0)
@@ -517,7 +517,7 @@ static int read_header(struct source *s, struct numoe_tensors *tensors, uint32_t
 {
     struct numoe_tensor *items;
     const char *twice;
-    uint64_t count, pairs, alignment = 0;
+    uint64_t count = 0, pairs = 0, alignment = 0;
     int code = read_start(s, &count, &pairs);
 
     if (code == 0)

@@ -1,6 +1,9 @@
 /* One pass over JSON text. SPDX-License-Identifier: Apache-2.0 */
 #include "json_scan.h"
 
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 static void wrong(struct numoe_scan *s, const char *what)
@@ -230,8 +233,47 @@ static uint64_t digits(struct numoe_scan *s)
     return s->at - begin;
 }
 
+/*
+ * Whether a number in JSON's syntax is more than a double holds: by its decimal exponent, and where
+ * that is the largest there is by its first digits.
+ */
+static bool too_large(const char *text, uint64_t count)
+{
+    enum { LARGEST = 309, DIGITS = 40 }; /* 1.8e308 is 0.18e309 */
+    char first[DIGITS + 8];
+    int64_t exponent = 0, given = 0;
+    bool fraction = false, negative;
+    unsigned kept = 0;
+    uint64_t i = 0;
+
+    for (; i < count && (text[i] | 0x20) != 'e'; i++) {
+        if (text[i] == '.')
+            fraction = true;
+        if (text[i] < '0' || text[i] > '9')
+            continue;
+        if (kept || text[i] != '0') {
+            exponent += !fraction;
+            if (kept < DIGITS)
+                first[kept++] = text[i];
+        } else {
+            exponent -= fraction;
+        }
+    }
+    negative = i + 1 < count && text[i + 1] == '-';
+    for (i++; i < count; i++)
+        if (text[i] >= '0' && text[i] <= '9' && given < INT64_MAX / 20)
+            given = 10 * given + text[i] - '0';
+    exponent += negative ? -given : given;
+    if (!kept || exponent != LARGEST)
+        return kept && exponent > LARGEST;
+    /* no decimal point: it depends on the locale */
+    snprintf(first + kept, sizeof first - kept, "e%d", LARGEST - (int)kept);
+    return isinf(strtod(first, NULL));
+}
+
 static void skip_number(struct numoe_scan *s)
 {
+    const uint64_t begin = s->at;
     bool sound;
 
     s->at += byte_at(s, s->at) == '-';
@@ -252,6 +294,8 @@ static void skip_number(struct numoe_scan *s)
     }
     if (!sound)
         wrong(s, "a value expected");
+    else if (too_large(s->text + begin, s->at - begin))
+        wrong(s, "a number out of range");
 }
 
 static void skip_word(struct numoe_scan *s)

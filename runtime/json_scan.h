@@ -15,7 +15,9 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum { NUMOE_SCAN_DEPTH = 128 };
+/* With the two objects around a value in a safetensors header, as deep as the official library
+ * goes. */
+enum { NUMOE_SCAN_DEPTH = 125 };
 
 struct numoe_scan {
     char *text; /* bytes of it; not ended by a NUL */

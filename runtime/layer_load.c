@@ -8,8 +8,6 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 /* ---- from memory ---------------------------------------------------------------------------- */
 
@@ -154,16 +152,14 @@ int numoe_layer_load_from(struct numoe_model *model, uint64_t layer,
 
 /* ---- unloading ------------------------------------------------------------------------------ */
 
-/* The whole pages of a layer on a node; those at its ends are its neighbours' too. */
-static uint64_t layer_pages(const struct numoe_model *model, uint64_t layer,
+/* A layer's part of a node's memory. */
+static uint64_t layer_bytes(const struct numoe_model *model, uint64_t layer,
                             const struct model_node *node, uint64_t *offset)
 {
-    const uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
     const uint32_t *start = node->start + layer * model->desc.experts;
-    const uint64_t end = start[model->desc.experts] * model->shape.bytes / page * page;
 
-    *offset = (start[0] * model->shape.bytes + page - 1) / page * page;
-    return end > *offset ? end - *offset : 0;
+    *offset = start[0] * model->shape.bytes;
+    return (uint64_t)(start[model->desc.experts] - start[0]) * model->shape.bytes;
 }
 
 int numoe_layer_unload(struct numoe_model *model, uint64_t layer, struct numoe_error *error)
@@ -172,18 +168,22 @@ int numoe_layer_unload(struct numoe_model *model, uint64_t layer, struct numoe_e
 
     if (rc)
         return rc;
+    if (numoe_pool_forked(model->context->pool))
+        return numoe_error_set(error, -ECHILD, "context",
+                               "this process was forked from the one that opened it");
+    pthread_mutex_lock(&model->context->turn);
+    numoe_context_settle(model->context);
     for (uint64_t e = 0; e < model->desc.experts; e++)
         numoe_model_mark(model, layer, e, false, false);
-    if (model->gpu)
-        return 0;
-    model->away[layer] = true;
-    for (uint32_t n = 0; n < model->plan->node_count; n++) {
-        uint64_t offset, bytes = layer_pages(model, layer, &model->nodes[n], &offset);
+    if (!model->gpu) {
+        model->away[layer] = true;
+        for (uint32_t n = 0; n < model->plan->node_count; n++) {
+            uint64_t offset, bytes = layer_bytes(model, layer, &model->nodes[n], &offset);
 
-        /* Pages of a pool of huge ones may refuse; they stay. */
-        if (bytes)
-            madvise(model->nodes[n].base + offset, bytes, MADV_DONTNEED);
+            numoe_memory_release(model->nodes[n].memory, offset, bytes);
+        }
     }
+    pthread_mutex_unlock(&model->context->turn);
     return 0;
 }
 
@@ -193,12 +193,15 @@ int numoe_layer_return(struct numoe_model *model, uint64_t layer, struct numoe_e
 
     if (!model->away[layer])
         return 0;
-    for (uint32_t n = 0; !rc && n < model->plan->node_count; n++) {
-        uint64_t offset, bytes = layer_pages(model, layer, &model->nodes[n], &offset);
+    /* several experts of the layer may be loaded at once */
+    pthread_mutex_lock(&model->context->turn);
+    for (uint32_t n = 0; model->away[layer] && !rc && n < model->plan->node_count; n++) {
+        uint64_t offset, bytes = layer_bytes(model, layer, &model->nodes[n], &offset);
 
         if (bytes)
             rc = numoe_memory_populate(model->nodes[n].memory, offset, bytes, error);
     }
     model->away[layer] = rc != 0;
+    pthread_mutex_unlock(&model->context->turn);
     return rc;
 }

@@ -260,9 +260,10 @@ int numoe_layer_load_from(struct numoe_model *model, uint64_t layer,
 
 /**
  * Take a layer's experts out: they compute as missing (see numoe_batch.skipped) until they are
- * loaded again, and their memory goes back to the system. Weights that a GPU has pinned stay where
- * they are. Loading an expert of the layer gets the memory of the whole layer again first.
- * @return 0; -EINVAL
+ * loaded again, and their memory goes back to the system, but for pages of a pool of huge ones and
+ * what a GPU has pinned. Loading an expert of the layer gets the memory of the whole layer again
+ * first. Waits for a submission and for deferred experts that are being computed.
+ * @return 0; -EINVAL; -ECHILD in a process forked since
  * @thread as numoe_expert_load
  */
 int numoe_layer_unload(struct numoe_model *model, uint64_t layer, struct numoe_error *error);

@@ -332,8 +332,8 @@ static void complete(struct numoe_reader *r, struct block *block, int64_t result
         make_ready(r, block);
         return;
     }
-    if (result == -EINVAL && block->direct) {
-        refuse_direct(r, file, -EINVAL, "the first read");
+    if ((result == -EINVAL || result == -EOPNOTSUPP) && block->direct) {
+        refuse_direct(r, file, (int)result, "the first read");
         make_ready(r, block);
         return;
     }

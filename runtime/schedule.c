@@ -812,7 +812,8 @@ int numoe_schedule_build(struct numoe_schedule *s, uint32_t workers)
 {
     const struct numoe_model *model = s->model;
     const uint64_t E = model->desc.experts, T = s->token_count;
-    const uint64_t pairs = T * s->batch.top_k, hits = pairs < E ? pairs : E;
+    const uint64_t pairs = T * s->batch.top_k, held = numoe_plan_held(model->plan).experts;
+    const uint64_t hits = pairs < held ? pairs : held;
     struct build b = {.s = s};
     uint8_t *p;
     uint32_t *count, *last;

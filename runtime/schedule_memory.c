@@ -91,9 +91,11 @@ static void bound_fixed(const struct numoe_model *model, uint64_t few_pairs, uin
 
     schedule_count_units(model, &units, &of_group);
     rows = most->pairs * groups + few_pairs * units + 36 * lanes * of_group +
-           least_of(most->tokens, workers * 2 * model->kernels->many_tokens) * units;
+           least_of(most->tokens, workers * 2 * model->kernels->many_tokens) * units +
+           6 * workers * least_of(most->tokens, model->kernels->many_tokens);
     most->rows = least_of(rows, most->pairs * units);
-    most->lanes = (most->pairs / NUMOE_PLAN_BLOCK_TOKENS_LEAST + most->hits) * units;
+    most->lanes =
+        (2 * most->pairs / NUMOE_PLAN_BLOCK_TOKENS_LEAST + most->hits + 6 * workers) * units;
     most->runs = most->lanes;
     most->entries = most->pairs * units;
 }
@@ -107,15 +109,15 @@ static void bound_fixed(const struct numoe_model *model, uint64_t few_pairs, uin
  * few experts are most of the work they have four lanes a worker, and by rounding at most half as
  * many more, beside one for each block of the most tokens.
  */
-static void bound(const struct numoe_model *model, uint64_t tokens, uint64_t top_k,
-                  struct most *most)
+static void bound_of(const struct numoe_model *model, bool extreme, uint64_t tokens, uint64_t top_k,
+                     struct most *most)
 {
     enum { LEAST = NUMOE_PLAN_BLOCK_TOKENS_LEAST, SLICES = SCHEDULE_LANE_SLICES };
     const struct numoe_expert_shape held = numoe_plan_held(model->plan);
     const uint64_t nodes = model->plan->node_count;
     const struct model_groups *domains = &model->groups[NUMOE_REACH_DOMAIN];
     const uint64_t groups = domains->count, workers = domains->worker_first[groups];
-    uint64_t few = least_of(model->kernels->few_limit, tokens), lanes = 0, wide = 0, extreme = 0;
+    uint64_t few = least_of(model->kernels->few_limit, tokens), lanes = 0, wide = 0;
     uint64_t few_lanes, few_pairs, few_rows, few_runs, many_lanes, split;
 
     *most = (struct most){0};
@@ -128,8 +130,6 @@ static void bound(const struct numoe_model *model, uint64_t tokens, uint64_t top
         if (pass * top_k * model->reach[r].rows > wide)
             wide = pass * top_k * model->reach[r].rows;
     }
-    for (uint64_t q = 0; q < model->desc.layers * model->desc.experts; q++)
-        extreme |= model->state[q] & EXPERT_EXTREME;
     if (extreme) /* computed as few whatever their number */
         few = most->tokens;
     most->pairs = most->tokens * top_k;
@@ -140,13 +140,41 @@ static void bound(const struct numoe_model *model, uint64_t tokens, uint64_t top
     few_runs = few_lanes + most->hits * nodes;
     many_lanes = groups * (most->pairs / LEAST + most->hits) + 2 * lanes + 6 * workers;
     most->lanes = few_lanes + many_lanes;
-    split =
-        36 * lanes + least_of(6 * workers * model->kernels->many_tokens, most->pairs * held.slices);
+    split = 36 * lanes + least_of(6 * workers * least_of(most->tokens, model->kernels->many_tokens),
+                                  most->pairs * held.slices);
     most->rows = wide + split + few_rows;
     most->runs = few_runs + many_lanes * nodes;
     most->entries = few * few_runs + (most->pairs + split) * nodes;
     if (model->context->batch_invariant)
         bound_fixed(model, few_pairs, lanes, workers, most);
+}
+
+static uint64_t most_of(uint64_t a, uint64_t b)
+{
+    return a > b ? a : b;
+}
+
+/* Of every top_k up to the one given: with fewer experts a token a pass has more tokens. */
+static void bound(const struct numoe_model *model, uint64_t tokens, uint64_t top_k,
+                  struct most *most)
+{
+    bool extreme = false;
+
+    for (uint64_t q = 0; q < model->desc.layers * model->desc.experts; q++)
+        extreme = extreme || (model->state[q] & EXPERT_EXTREME);
+    *most = (struct most){0};
+    for (uint64_t k = 1; k <= top_k; k++) {
+        struct most some;
+
+        bound_of(model, extreme, tokens, k, &some);
+        most->tokens = most_of(most->tokens, some.tokens);
+        most->pairs = most_of(most->pairs, some.pairs);
+        most->hits = most_of(most->hits, some.hits);
+        most->lanes = most_of(most->lanes, some.lanes);
+        most->runs = most_of(most->runs, some.runs);
+        most->entries = most_of(most->entries, some.entries);
+        most->rows = most_of(most->rows, some.rows);
+    }
 }
 
 /* Bytes of every use. */

@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
+#include <xxhash.h>
 
 static const struct {
     const char *name;
@@ -125,20 +126,7 @@ static const struct numoe_tensor *slot_item(const struct numoe_tensors *tensors,
 
 static uint64_t hash_name(uint64_t seed, const char *name)
 {
-    size_t length = strlen(name);
-    uint64_t h = seed ^ length * 0x9E3779B97F4A7C15u, word;
-
-    for (; length >= 8; name += 8, length -= 8) {
-        memcpy(&word, name, 8);
-        h = (h ^ word) * 0xD6E8FEB86659FD93u;
-        h ^= h >> 32;
-    }
-    word = 0;
-    memcpy(&word, name, length);
-    h = (h ^ word) * 0xD6E8FEB86659FD93u;
-    h ^= h >> 32;
-    h *= 0xD6E8FEB86659FD93u;
-    return h ^ h >> 32;
+    return XXH3_64bits_withSeed(name, strlen(name), seed);
 }
 
 int numoe_tensors_create(struct numoe_tensors **tensors, struct numoe_error *error)

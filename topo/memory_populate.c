@@ -145,3 +145,16 @@ int numoe_memory_populate(struct numoe_memory *memory, uint64_t offset, uint64_t
     }
     return 0;
 }
+
+uint64_t numoe_memory_release(struct numoe_memory *memory, uint64_t offset, uint64_t bytes)
+{
+    uint64_t begin = (offset + PAGE - 1) / PAGE * PAGE, end = (offset + bytes) / PAGE * PAGE;
+
+    if (begin < memory->pooled_bytes)
+        begin = memory->pooled_bytes;
+    if (end > memory->mapped)
+        end = memory->mapped;
+    if (begin >= end || madvise(memory->address + begin, end - begin, MADV_DONTNEED))
+        return 0;
+    return end - begin;
+}

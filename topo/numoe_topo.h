@@ -561,6 +561,14 @@ uint64_t numoe_memory_bytes(const struct numoe_memory *memory);
 int numoe_memory_populate(struct numoe_memory *memory, uint64_t offset, uint64_t bytes,
                           struct numoe_error *error);
 
+/**
+ * Give the whole pages in [offset, offset + bytes) back to the system; what was in them is lost.
+ * Pages of 1 GiB and 2 MiB that came from a pool stay, as nobody could say whether there will be
+ * others.
+ * @return bytes given back
+ */
+uint64_t numoe_memory_release(struct numoe_memory *memory, uint64_t offset, uint64_t bytes);
+
 /** Bytes that this process may still take, of the system's memory and of what its cgroup grants,
  *  when 32 MiB are left; UINT64_MAX: not known. What overcommit promises beyond is a kill. */
 uint64_t numoe_memory_room(void);
