@@ -89,6 +89,41 @@ Test(deferred, also_of_submissions, .timeout = 120)
     check_chain(64, true, 64);
 }
 
+/* A layer is not taken away under what it still computes. */
+Test(deferred, unloading_a_layer_waits_for_them, .timeout = 120)
+{
+    enum { MANY = 64, INNER = 2048 };
+    static const uint8_t all[EXPERTS] = {1, 1, 1, 1, 1, 1};
+    struct fixture f = fixture_of(LAYERS, EXPERTS, HIDDEN, INNER, false, NUMOE_FAST);
+    struct numoe_options options = NUMOE_OPTIONS_INIT;
+    static float want[MANY * HIDDEN];
+
+    experts_make(&f, 47);
+    options.threads = 2;
+    for (int turn = 0; turn < 12; turn++) {
+        struct numoe_batch b;
+        struct call c;
+
+        open_model(&f, &options);
+        random_state = 5;
+        c = call_make(MANY, K, HIDDEN, EXPERTS, false);
+        b = call_batch(&c);
+        b.deferred = all;
+        run(&f, 0, &b);
+        if (turn)
+            cr_assert_eq(numoe_layer_unload(f.model, 0, NULL), 0);
+        b.deferred = NULL;
+        run(&f, 1, &b);
+        if (turn == 0)
+            memcpy(want, c.out, sizeof want);
+        else
+            cr_assert_arr_eq(c.out, want, sizeof want, "turn %d", turn);
+        call_free(&c);
+        close_model(&f);
+    }
+    experts_free(&f);
+}
+
 /* The same bits whoever computes, and when. */
 Test(deferred, same_bits_for_any_threads, .timeout = 120)
 {

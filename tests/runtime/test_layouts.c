@@ -295,19 +295,19 @@ Test(layouts, drafts_are_loaded_on_request_only, .timeout = 60)
 
 #define TENSOR(MATRIX, KIND, NAME)                                                                 \
     "{\"matrix\":\"" MATRIX "\",\"kind\":\"" KIND "\",\"name\":\"" NAME "\"}"
-#define LIKE_V4                                                                                                                                                                       \
-    "{\"name\":\"mine\",\"experts_per_token\":2,\"activation\":{\"kind\":\"silu_clamped\","                                                                                           \
-    "\"limit\":10},\"config\":{\"experts\":\"n_routed_experts\",\"layers\":\"num_hidden_layers\","                                                                                    \
-    "\"experts_per_token\":\"num_experts_per_tok\"},\"refuse\":[\"layers.{layer}.ffn.experts.\"],"                                                                                    \
-    "\"tensors\":[" TENSOR("down", "codes", "layers.{layer}.ffn.experts.{expert}.w2.weight") "," TENSOR("down", "scales", "layers.{layer}.ffn.experts.{expert}.w2.scale") "," TENSOR( \
-        "gate", "codes",                                                                                                                                                              \
-        "layers.{layer}.ffn.experts.{expert}.w1.weight") "," TENSOR("gate", "scales",                                                                                                 \
-                                                                    "layers.{layer}.ffn.experts.{"                                                                                    \
-                                                                    "expert}.w1.scale") "," TENSOR("up",                                                                              \
-                                                                                                   "codes",                                                                           \
-                                                                                                   "layers.{layer}.ffn.experts.{expert}.w3.weight") "," TENSOR("up",                  \
-                                                                                                                                                               "scales",              \
-                                                                                                                                                               "layers.{layer}.ffn.experts.{expert}.w3.scale") "]}"
+/* clang-format off */
+#define LIKE_V4                                                                                    \
+    "{\"name\":\"mine\",\"experts_per_token\":2,\"activation\":{\"kind\":\"silu_clamped\","           \
+    "\"limit\":10},\"config\":{\"experts\":\"n_routed_experts\",\"layers\":\"num_hidden_layers\","    \
+    "\"experts_per_token\":\"num_experts_per_tok\"},\"refuse\":[\"layers.{layer}.ffn.experts.\"],"    \
+    "\"tensors\":["                                                                                \
+    TENSOR("down", "codes", "layers.{layer}.ffn.experts.{expert}.w2.weight") ","                   \
+    TENSOR("down", "scales", "layers.{layer}.ffn.experts.{expert}.w2.scale") ","                   \
+    TENSOR("gate", "codes", "layers.{layer}.ffn.experts.{expert}.w1.weight") ","                   \
+    TENSOR("gate", "scales", "layers.{layer}.ffn.experts.{expert}.w1.scale") ","                   \
+    TENSOR("up", "codes", "layers.{layer}.ffn.experts.{expert}.w3.weight") ","                     \
+    TENSOR("up", "scales", "layers.{layer}.ffn.experts.{expert}.w3.scale") "]}"
+/* clang-format on */
 
 Test(layouts, a_described_family_loads_as_the_one_that_is_known, .timeout = 60)
 {
@@ -325,6 +325,18 @@ Test(layouts, a_described_family_loads_as_the_one_that_is_known, .timeout = 60)
     expect_same(&known, &own, 3);
     drop_model(&known);
     drop_model(&own);
+    /* a limit that only the config has */
+    for (int kind = 0; kind < 2; kind++) {
+        files_put(path, LIKE_V4, sizeof LIKE_V4 - 1);
+        files_replace(path, "\"kind\":\"silu_clamped\",\"limit\":10",
+                      kind ? "\"kind\":\"silu_clamped\"" : "\"kind\":\"silu\"");
+        files_replace(path, "\"experts\":\"n", "\"limit\":\"swiglu_limit\",\"experts\":\"n");
+        own = load_model(directory, &load);
+        cr_expect_eq(own.info.desc.activation.kind, NUMOE_SILU_CLAMPED);
+        cr_expect_float_eq(own.info.desc.activation.limit, 10, 0);
+        drop_model(&own);
+    }
+    files_put(path, LIKE_V4, sizeof LIKE_V4 - 1);
     /* gate and up change places */
     files_replace(path, "\"gate\"", "\"other\"");
     files_replace(path, "\"up\"", "\"gate\"");
