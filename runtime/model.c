@@ -568,6 +568,10 @@ int numoe_expert_load(struct numoe_model *model, uint64_t layer, uint64_t expert
 
     if (!model || !weights)
         return numoe_error_set(error, -EINVAL, !model ? "model" : "weights", "is NULL");
+    /* before the turn is touched: a fork may have copied it locked */
+    if (numoe_pool_forked(model->context->pool))
+        return numoe_error_set(error, -ECHILD, "context",
+                               "this process was forked from the one that opened it");
     if (layer >= model->desc.layers || expert >= model->desc.experts)
         return numoe_error_set(error, -EINVAL, "expert",
                                "layer %llu, expert %llu of a model of %llu layers, %llu experts",
@@ -608,6 +612,8 @@ int numoe_expert_load(struct numoe_model *model, uint64_t layer, uint64_t expert
     pool_job = (struct numoe_pool_job){.context = &job, .phase_count = 1};
     pool_job.phases[0] = (struct numoe_pool_phase){.run = store_item, .items = items};
     rc = numoe_pool_run(model->context->pool, &pool_job);
+    if (rc)
+        numoe_error_set(error, rc, "workers", "could not run the job: %s", strerror(-rc));
     for (uint32_t i = 0; !rc && i < items; i++) {
         extreme = extreme || job.reports[i].extreme_scales;
         rc = job.results[i];

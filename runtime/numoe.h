@@ -217,7 +217,8 @@ struct numoe_expert_weights {
  * Copy one expert into its place, or replace it. The source may be freed after the call. With a
  * range weights are still the whole expert's, of which the range's slices are read.
  * @return 0; -EINVAL (index, an expert outside of the range, missing pointer); -EDOM a scale byte
- * is 255 (the message names matrix, row and group; the expert is then missing); -ENOMEM
+ * is 255 (the message names matrix, row and group; the expert is then missing); -ENOMEM; -ECHILD in
+ * a process forked since
  * @thread any, but not while a call on this layer runs
  */
 int numoe_expert_load(struct numoe_model *model, uint64_t layer, uint64_t expert,
