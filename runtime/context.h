@@ -174,6 +174,10 @@ int numoe_context_start_pool(struct numoe *context, const struct numoe_options *
 void numoe_stats_join(struct numoe_model *model);
 void numoe_stats_leave(struct numoe_model *model);
 
+/* 0, or -ECHILD in a process forked from the one that opened the context. Before the turn is
+ * touched: the fork may have copied it locked. */
+int numoe_context_check_fork(const struct numoe *context, struct numoe_error *error);
+
 /* Finish and drop a submission of this model. */
 void numoe_context_forget(struct numoe_model *model);
 

@@ -132,10 +132,9 @@ int numoe_context_plan_here(struct numoe *context, const struct numoe_expert_sha
 {
     int rc;
 
-    /* before the turn is touched: a fork may have copied it locked */
-    if (numoe_pool_forked(context->pool))
-        return numoe_error_set(error, -ECHILD, "context",
-                               "this process was forked from the one that opened it");
+    rc = numoe_context_check_fork(context, error);
+    if (rc)
+        return rc;
     pthread_mutex_lock(&context->turn);
     /* earlier models have taken memory since */
     numoe_machine_refresh(context->machine);

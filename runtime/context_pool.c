@@ -20,6 +20,14 @@ struct numoe_pool *numoe_context_pool(struct numoe *context)
     return context->pool;
 }
 
+int numoe_context_check_fork(const struct numoe *context, struct numoe_error *error)
+{
+    if (!numoe_pool_forked(context->pool))
+        return 0;
+    return numoe_error_set(error, -ECHILD, "context",
+                           "this process was forked from the one that opened it");
+}
+
 uint64_t numoe_context_spin_ns(const struct numoe *context)
 {
     return context->spin_ns;

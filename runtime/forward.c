@@ -256,10 +256,9 @@ static int check_call(struct numoe_model *model, uint64_t layer, const struct nu
 
     if (!model)
         return numoe_error_set(error, -EINVAL, "model", "is NULL");
-    /* before the turn is touched: a fork may have copied it locked */
-    if (numoe_pool_forked(model->context->pool))
-        return numoe_error_set(error, -ECHILD, "context",
-                               "this process was forked from the one that opened it");
+    rc = numoe_context_check_fork(model->context, error);
+    if (rc)
+        return rc;
     rc = copy_batch(batch, copy, error);
     return rc ? rc : numoe_schedule_check(model, layer, copy, error);
 }
@@ -391,9 +390,9 @@ int numoe_reserve(struct numoe_model *model, uint64_t tokens, uint64_t top_k, ui
         return numoe_error_set(error, -EINVAL, "deferred", "%llu tokens are more than %d",
                                (unsigned long long)deferred, SCHEDULE_DEFERRED_TOKENS);
     context = model->context;
-    if (numoe_pool_forked(context->pool))
-        return numoe_error_set(error, -ECHILD, "context",
-                               "this process was forked from the one that opened it");
+    rc = numoe_context_check_fork(context, error);
+    if (rc)
+        return rc;
     pthread_mutex_lock(&context->turn);
     finish_pending(context);
     if (context->later_model) {

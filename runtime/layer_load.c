@@ -166,11 +166,10 @@ int numoe_layer_unload(struct numoe_model *model, uint64_t layer, struct numoe_e
 {
     int rc = check_layer(model, layer, error);
 
+    if (!rc)
+        rc = numoe_context_check_fork(model->context, error);
     if (rc)
         return rc;
-    if (numoe_pool_forked(model->context->pool))
-        return numoe_error_set(error, -ECHILD, "context",
-                               "this process was forked from the one that opened it");
     pthread_mutex_lock(&model->context->turn);
     numoe_context_settle(model->context);
     for (uint64_t e = 0; e < model->desc.experts; e++)

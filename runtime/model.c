@@ -383,6 +383,20 @@ void numoe_model_destroy(struct numoe_model *model)
 
 /* ---- storing --------------------------------------------------------------------------------- */
 
+/* What node n has of expert q, whose slices on the nodes before it end at `first`. */
+static struct model_part part_of(const struct numoe_model *model, uint64_t q, uint32_t n,
+                                 uint64_t first)
+{
+    const struct model_node *node = &model->nodes[n];
+    const uint64_t begin = node->start[q], count = node->start[q + 1] - begin;
+
+    return (struct model_part){
+        .slices = count ? node->base + begin * model->shape.bytes : NULL,
+        .first = first,
+        .count = count,
+    };
+}
+
 void numoe_model_parts(const struct numoe_model *model, uint64_t layer, uint64_t expert,
                        struct model_part *parts)
 {
@@ -390,15 +404,8 @@ void numoe_model_parts(const struct numoe_model *model, uint64_t layer, uint64_t
     uint64_t first = model->plan->range.first_slice;
 
     for (uint32_t n = 0; n < model->plan->node_count; n++) {
-        const struct model_node *node = &model->nodes[n];
-        const uint64_t begin = node->start[q], count = node->start[q + 1] - begin;
-
-        parts[n] = (struct model_part){
-            .slices = count ? node->base + begin * model->shape.bytes : NULL,
-            .first = first,
-            .count = count,
-        };
-        first += count;
+        parts[n] = part_of(model, q, n, first);
+        first += parts[n].count;
     }
 }
 
@@ -406,13 +413,14 @@ const void *numoe_model_run(const struct numoe_model *model, uint64_t layer, uin
                             uint32_t plan_node, uint64_t *first, uint64_t *count)
 {
     const uint64_t q = layer * model->desc.experts + expert;
-    const struct model_node *node = &model->nodes[plan_node];
+    struct model_part part;
 
     *first = model->plan->range.first_slice;
     for (uint32_t n = 0; n < plan_node; n++)
         *first += model->nodes[n].start[q + 1] - model->nodes[n].start[q];
-    *count = node->start[q + 1] - node->start[q];
-    return *count ? node->base + node->start[q] * model->shape.bytes : NULL;
+    part = part_of(model, q, plan_node, *first);
+    *count = part.count;
+    return part.slices;
 }
 
 int numoe_model_store(struct numoe_model *model, uint64_t layer, uint64_t expert,
@@ -432,21 +440,22 @@ int numoe_model_store_range(struct numoe_model *model, uint64_t layer, uint64_t 
                             const struct numoe_expert_source *source,
                             struct numoe_pack_report *report)
 {
-    const uint64_t end = first + count;
+    const uint64_t end = first + count, q = layer * model->desc.experts + expert;
+    uint64_t from = model->plan->range.first_slice;
 
     for (uint32_t n = 0; n < model->plan->node_count; n++) {
-        uint64_t from, held;
-        uint8_t *run = (uint8_t *)(uintptr_t)numoe_model_run(model, layer, expert, n, &from, &held);
+        const struct model_part part = part_of(model, q, n, from);
         const uint64_t begin = first > from ? first : from;
-        const uint64_t stop = end < from + held ? end : from + held;
-        int rc;
+        const uint64_t stop = end < from + part.count ? end : from + part.count;
+        int rc = 0;
 
-        if (begin >= stop)
-            continue;
-        rc = numoe_pack_slices(&model->shape, source, begin, stop - begin,
-                               run + (begin - from) * model->shape.bytes, report);
+        if (begin < stop)
+            rc = numoe_pack_slices(
+                &model->shape, source, begin, stop - begin,
+                (uint8_t *)(uintptr_t)part.slices + (begin - from) * model->shape.bytes, report);
         if (rc)
             return rc;
+        from += part.count;
     }
     return 0;
 }
@@ -568,10 +577,9 @@ int numoe_expert_load(struct numoe_model *model, uint64_t layer, uint64_t expert
 
     if (!model || !weights)
         return numoe_error_set(error, -EINVAL, !model ? "model" : "weights", "is NULL");
-    /* before the turn is touched: a fork may have copied it locked */
-    if (numoe_pool_forked(model->context->pool))
-        return numoe_error_set(error, -ECHILD, "context",
-                               "this process was forked from the one that opened it");
+    rc = numoe_context_check_fork(model->context, error);
+    if (rc)
+        return rc;
     if (layer >= model->desc.layers || expert >= model->desc.experts)
         return numoe_error_set(error, -EINVAL, "expert",
                                "layer %llu, expert %llu of a model of %llu layers, %llu experts",

@@ -82,6 +82,11 @@ static uint64_t least_of(uint64_t a, uint64_t b)
     return a < b ? a : b;
 }
 
+static uint64_t most_of(uint64_t a, uint64_t b)
+{
+    return a > b ? a : b;
+}
+
 /* Bounds of schedule_fixed.c's: few tokens and what is split of many have rows of units. */
 static void bound_fixed(const struct numoe_model *model, uint64_t few_pairs, uint64_t lanes,
                         uint64_t workers, struct most *most)
@@ -126,9 +131,8 @@ static void bound_of(const struct numoe_model *model, bool extreme, uint64_t tok
     for (enum numoe_reach r = NUMOE_REACH_DOMAIN; r < NUMOE_REACHES; r++) {
         const uint64_t pass = least_of(tokens, numoe_schedule_pass_of(model, r, top_k));
 
-        most->tokens = pass > most->tokens ? pass : most->tokens;
-        if (pass * top_k * model->reach[r].rows > wide)
-            wide = pass * top_k * model->reach[r].rows;
+        most->tokens = most_of(most->tokens, pass);
+        wide = most_of(wide, pass * top_k * model->reach[r].rows);
     }
     if (extreme) /* computed as few whatever their number */
         few = most->tokens;
@@ -147,11 +151,6 @@ static void bound_of(const struct numoe_model *model, bool extreme, uint64_t tok
     most->entries = few * few_runs + (most->pairs + split) * nodes;
     if (model->context->batch_invariant)
         bound_fixed(model, few_pairs, lanes, workers, most);
-}
-
-static uint64_t most_of(uint64_t a, uint64_t b)
-{
-    return a > b ? a : b;
 }
 
 /* Of every top_k up to the one given: with fewer experts a token a pass has more tokens. */

@@ -16,9 +16,8 @@ static uint64_t lane_cost(const struct numoe_schedule *s, uint32_t lane)
 
     for (uint32_t r = 0; r < s->lanes[lane].run_count; r++) {
         const struct schedule_run *run = &s->runs[s->lanes[lane].first_run + r];
-        const uint64_t compute = 24 + 16 * (uint64_t)run->tokens;
 
-        cost += run->slice_count * (compute < 72 ? 72 : compute);
+        cost += run->slice_count * numoe_plan_slice_cost(run->tokens);
     }
     return cost;
 }
