@@ -300,6 +300,14 @@ malformed:
                            "\"%s\" is not a size such as 4096, 512M, 16GiB or 16GB", text);
 }
 
+static int parse_file(const char *text, const char **file, struct numoe_error *error)
+{
+    if (!*text)
+        return numoe_error_set(error, -EINVAL, NULL, "is empty; a file is needed");
+    *file = text;
+    return 0;
+}
+
 /* A count of at least 1 and at most `most`. */
 static int parse_count(const char *text, uint64_t most, uint64_t *value, struct numoe_error *error)
 {
@@ -453,10 +461,7 @@ static int set_option(enum cli_option option, const char *text, struct cli_value
     case CLI_ARITHMETICS:
         return parse_arithmetics(text, option == CLI_ARITHMETICS, values, error);
     case CLI_AS_IF:
-        if (!*text)
-            return numoe_error_set(error, -EINVAL, NULL, "is empty; a file is needed");
-        values->as_if = text;
-        return 0;
+        return parse_file(text, &values->as_if, error);
     case CLI_BATCH_INVARIANT:
         values->batch_invariant = true;
         return 0;
@@ -493,10 +498,7 @@ static int set_option(enum cli_option option, const char *text, struct cli_value
         values->draft = true;
         return 0;
     case CLI_FAMILY:
-        if (!*text)
-            return numoe_error_set(error, -EINVAL, NULL, "is empty; a file is needed");
-        values->family = text;
-        return 0;
+        return parse_file(text, &values->family, error);
     case CLI_LAYOUT:
         return parse_layout(text, &values->layout, error);
     case CLI_EXPLAIN:
@@ -546,15 +548,9 @@ static int set_option(enum cli_option option, const char *text, struct cli_value
     case CLI_NODE_BANDWIDTH:
         return cli_parse_rates(text, values, error);
     case CLI_PLAN:
-        if (!*text)
-            return numoe_error_set(error, -EINVAL, NULL, "is empty; a file is needed");
-        values->plan = text;
-        return 0;
+        return parse_file(text, &values->plan, error);
     case CLI_PNG:
-        if (!*text)
-            return numoe_error_set(error, -EINVAL, NULL, "is empty; a file is needed");
-        values->png = text;
-        return 0;
+        return parse_file(text, &values->png, error);
     case CLI_REPEAT:
         rc = parse_count(text, 1000000, &number, error);
         values->repeat = (uint32_t)number;
@@ -576,10 +572,7 @@ static int set_option(enum cli_option option, const char *text, struct cli_value
         return 0;
     }
     case CLI_SAVE:
-        if (!*text)
-            return numoe_error_set(error, -EINVAL, NULL, "is empty; a file is needed");
-        values->save = text;
-        return 0;
+        return parse_file(text, &values->save, error);
     case CLI_SEED:
         if (!cli_parse_number(text, &values->seed, NULL))
             return numoe_error_set(error, -EINVAL, NULL, "\"%s\" is not a number of 64 bits", text);
@@ -600,10 +593,7 @@ static int set_option(enum cli_option option, const char *text, struct cli_value
         values->stream = true;
         return 0;
     case CLI_SVG:
-        if (!*text)
-            return numoe_error_set(error, -EINVAL, NULL, "is empty; a file is needed");
-        values->svg = text;
-        return 0;
+        return parse_file(text, &values->svg, error);
     case CLI_THREADS:
         rc = parse_count(text, UINT32_MAX - 1, &number, error);
         values->threads = (uint32_t)number;
