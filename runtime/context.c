@@ -180,10 +180,11 @@ int numoe_open(const struct numoe_options *options, struct numoe **out, struct n
     context->form = o.form;
     context->groups = o.groups;
     context->objective = o.objective;
-    context->next_ticket = 1;
+    atomic_init(&context->next_ticket, 1);
     context->opened_ns = numoe_now_ns();
     pthread_mutex_init(&context->models_lock, NULL);
     pthread_mutex_init(&context->turn, NULL);
+    pthread_mutex_init(&context->cancel_lock, NULL);
 
     rc = copy_list(o.nodes, o.node_count, &context->nodes, &context->node_count);
     if (!rc)
@@ -230,6 +231,7 @@ void numoe_close(struct numoe *context)
     numoe_plan_free(context->plan);
     numoe_plan_free(context->as_if);
     numoe_machine_free(context->machine);
+    pthread_mutex_destroy(&context->cancel_lock);
     pthread_mutex_destroy(&context->turn);
     pthread_mutex_destroy(&context->models_lock);
     numoe_trace_free(context->trace);

@@ -72,7 +72,14 @@ struct numoe {
     struct numoe_model *pending_model;
     uint64_t pending_since;
     struct numoe_result pending_result;
-    uint64_t next_ticket;
+    int pending_rc;                   /* what numoe_wait will say; set with finished */
+    atomic_uint_fast64_t next_ticket; /* changed with the turn */
+
+    /* numoe_cancel may not wait for the turn, which a call that waits for the job holds */
+    pthread_mutex_t cancel_lock; /* guards these; taken last */
+    uint64_t live_ticket;        /* of the submission that the pool has; 0: none */
+    uint64_t live_job;           /* its ticket in the pool */
+    const struct numoe_model *live_model;
 
     struct numoe_schedule later[2];
     unsigned later_at;

@@ -68,6 +68,24 @@ static void finish_later(struct numoe *context)
     context->later_running = false;
 }
 
+/* Turn held, and the call that lays them out will not be done: forget its deferred experts. */
+static void drop_later(struct numoe *context)
+{
+    if (context->later_built)
+        context->later_model = NULL;
+    context->later_built = false;
+}
+
+/* Turn held. What numoe_cancel may call off; ticket 0: nothing any more. */
+static void set_live(struct numoe *context, uint64_t ticket)
+{
+    pthread_mutex_lock(&context->cancel_lock);
+    context->live_ticket = ticket;
+    context->live_job = context->pool_ticket;
+    context->live_model = context->pending_model;
+    pthread_mutex_unlock(&context->cancel_lock);
+}
+
 /* Turn held. Finish what numoe_submit left running; its result waits in the schedule. */
 static void finish_pending(struct numoe *context)
 {
@@ -75,13 +93,26 @@ static void finish_pending(struct numoe *context)
 
     if (!context->pending || context->finished)
         return;
-    numoe_pool_wait(context->pool, context->pool_ticket);
+    context->pending_rc = numoe_pool_wait(context->pool, context->pool_ticket);
+    set_live(context, 0);
     trace_call(context, TRACE_WAIT, since, context->schedule.batch.tokens, 0);
-    start_later(context);
+    if (context->pending_rc)
+        drop_later(context);
+    else
+        start_later(context);
     context->finished = true;
     context->pending_result = context->schedule.result;
     numoe_counter_add(&context->nanoseconds, numoe_now_ns() - context->pending_since);
-    numoe_probe_call_done(context->schedule.layer, context->schedule.batch.tokens, 0);
+    numoe_probe_call_done(context->schedule.layer, context->schedule.batch.tokens,
+                          context->pending_rc);
+}
+
+static void count_workspace(struct numoe *context)
+{
+    atomic_store_explicit(&context->workspace_bytes,
+                          context->schedule.memory_bytes + context->later[0].memory_bytes +
+                              context->later[1].memory_bytes,
+                          memory_order_relaxed);
 }
 
 static void count_call(struct numoe *context, const struct numoe_schedule *s)
@@ -97,7 +128,7 @@ static void count_call(struct numoe *context, const struct numoe_schedule *s)
     for (uint32_t n = 0; n < context->plan->node_count; n++)
         if (s->node_bytes[n])
             numoe_counter_add(&context->node_bytes[n], s->node_bytes[n]);
-    atomic_store_explicit(&context->workspace_bytes, s->memory_bytes, memory_order_relaxed);
+    count_workspace(context);
 }
 
 /* Turn held. Lay out the pass that begins at token `begin`; job is ready to run on success. */
@@ -329,13 +360,12 @@ int numoe_submit(struct numoe_model *model, uint64_t layer, const struct numoe_b
     if (context->finished) {
         start_later(context);
         context->pending_result = context->schedule.result;
+        context->pending_rc = 0;
     } else {
         rc = numoe_pool_submit(context->pool, &job, &context->pool_ticket);
         if (rc) {
             numoe_error_set(error, rc, "workers", "could not take the job");
-            if (context->later_built)
-                context->later_model = NULL;
-            context->later_built = false;
+            drop_later(context);
             goto done;
         }
     }
@@ -345,6 +375,8 @@ int numoe_submit(struct numoe_model *model, uint64_t layer, const struct numoe_b
     context->pending_since = since;
     context->pending_ticket = context->next_ticket++;
     *ticket = context->pending_ticket;
+    if (!context->finished)
+        set_live(context, *ticket);
     trace_call(context, TRACE_SUBMIT, turn, copy.tokens, 0);
 done:
     if (rc || context->finished)
@@ -369,9 +401,29 @@ int numoe_wait(struct numoe_model *model, uint64_t ticket, struct numoe_result *
         finish_pending(context);
         give_result(&context->pending_result, result);
         context->pending = false;
-        rc = 0;
+        rc = context->pending_rc;
     }
     pthread_mutex_unlock(&context->turn);
+    return rc;
+}
+
+int numoe_cancel(struct numoe_model *model, uint64_t ticket)
+{
+    struct numoe *context;
+    int rc = -EALREADY;
+
+    if (!model)
+        return -EINVAL;
+    context = model->context;
+    if (numoe_pool_forked(context->pool))
+        return -ECHILD;
+    pthread_mutex_lock(&context->cancel_lock);
+    if (ticket == 0 || ticket >= atomic_load(&context->next_ticket))
+        rc = -EINVAL;
+    else if (context->live_ticket == ticket)
+        rc = context->live_model == model ? numoe_pool_cancel(context->pool, context->live_job)
+                                          : -EINVAL;
+    pthread_mutex_unlock(&context->cancel_lock);
     return rc;
 }
 
@@ -409,8 +461,7 @@ int numoe_reserve(struct numoe_model *model, uint64_t tokens, uint64_t top_k, ui
     if (rc)
         numoe_error_set(error, rc, "workspace", "no memory for calls of %llu tokens",
                         (unsigned long long)tokens);
-    atomic_store_explicit(&context->workspace_bytes, context->schedule.memory_bytes,
-                          memory_order_relaxed);
+    count_workspace(context);
 out:
     pthread_mutex_unlock(&context->turn);
     return rc;

@@ -463,10 +463,22 @@ int numoe_submit(struct numoe_model *model, uint64_t layer, const struct numoe_b
 
 /**
  * Help with and wait for a submission. Each ticket once.
- * @return 0; -EINVAL: no such ticket; -ECHILD as numoe_forward
+ * @return 0; -ECANCELED: numoe_cancel came before its end; -EINVAL: no such ticket; -ECHILD as
+ *         numoe_forward
  * @thread any
  */
 int numoe_wait(struct numoe_model *model, uint64_t ticket, struct numoe_result *result);
+
+/**
+ * Call a submission off: workers finish the lane at hand, a part of an expert or some of them, and
+ * begin no further one. numoe_wait is still to be called, and returns soon. Then out holds what
+ * nobody should read, and deferred experts are lost, those of this call and those that it was to
+ * collect.
+ * @return 0; -EALREADY it is done (a GPU's always are), numoe_wait says with what; -EINVAL no such
+ *         ticket of this model; -ECHILD as numoe_forward
+ * @thread any. Never waits for a call.
+ */
+int numoe_cancel(struct numoe_model *model, uint64_t ticket);
 
 /**
  * Get the memory of calls ahead of time: activations, partial outputs and tables. After it no call
@@ -474,7 +486,8 @@ int numoe_wait(struct numoe_model *model, uint64_t ticket, struct numoe_result *
  * anything or touches a page for the first time, whatever its routing; without it that happens in
  * each call that is larger than all before. A call that is larger than reserved still grows it.
  * The memory is the context's: models share it, and it stays until the context is closed.
- * To be called when experts are loaded: what some of them need depends on their scales.
+ * With batch_invariant to be called when experts are loaded: what some need depends on their
+ * scales.
  * @param tokens    of the largest batch; a batch that takes several passes (numoe_submit) counts
  *                  as one of them. 0: none
  * @param top_k     of such a batch, 1 .. 64

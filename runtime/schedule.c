@@ -202,7 +202,7 @@ int schedule_push_run(struct build *b, uint32_t h, uint32_t node, uint64_t first
         .node = node,
         .first_entry = s->entry_count,
         .tokens = tokens,
-        .many = hit->many,
+        .many = hit->many && !hit->few_form,
     };
     for (uint32_t i = token; i < token + tokens; i++) {
         const uint32_t t = b->pair_token[hit->first + i];
@@ -530,6 +530,19 @@ static bool concerns(const struct numoe_schedule *s, int64_t id)
     return (known && batch->deferred && batch->deferred[id]) == (s->part == SCHEDULE_DEFERRED);
 }
 
+/* What only the few-token form computes is laid out like others, but for fixed cuts: adding unit
+ * after unit to one row is the many-token form's. */
+static struct hit hit_of(uint64_t expert, uint32_t tokens, unsigned limit, uint8_t state,
+                         bool fixed)
+{
+    const bool extreme = state & EXPERT_EXTREME;
+
+    return (struct hit){.expert = (uint32_t)expert,
+                        .tokens = tokens,
+                        .many = tokens > limit && !(fixed && extreme),
+                        .few_form = extreme};
+}
+
 /* Count experts and sort (token, weight) by expert; equal ids of a token become one entry. */
 static int collect(struct build *b, uint32_t *count, uint32_t *last)
 {
@@ -566,8 +579,8 @@ static int collect(struct build *b, uint32_t *count, uint32_t *last)
         }
     b->hit_count = b->many_count = 0;
     for (uint64_t e = 0; e < E && !fixed; e++)
-        if (count[e] && count[e] > limit && !(state[e] & EXPERT_EXTREME))
-            b->hits[b->many_count++] = (struct hit){(uint32_t)e, 0, count[e], true};
+        if (count[e] > limit)
+            b->hits[b->many_count++] = hit_of(e, count[e], limit, state[e], fixed);
     /* most tokens first, stable; insertion from the back keeps ties by index */
     for (uint32_t i = 1; i < b->many_count; i++) {
         const struct hit hit = b->hits[i];
@@ -578,9 +591,8 @@ static int collect(struct build *b, uint32_t *count, uint32_t *last)
     }
     few = b->many_count;
     for (uint64_t e = 0; e < E; e++)
-        if (count[e] && (fixed || count[e] <= limit || (state[e] & EXPERT_EXTREME)))
-            b->hits[few++] = (struct hit){(uint32_t)e, 0, count[e],
-                                          count[e] > limit && !(state[e] & EXPERT_EXTREME)};
+        if (count[e] && (fixed || count[e] <= limit))
+            b->hits[few++] = hit_of(e, count[e], limit, state[e], fixed);
     b->hit_count = few;
     for (uint32_t h = 0; h < b->hit_count; h++) {
         b->hits[h].first = pairs;

@@ -13,7 +13,8 @@
 /* A hit expert and its distinct tokens. */
 struct hit {
     uint32_t expert, first, tokens;
-    bool many;
+    bool many;     /* laid out as one with many tokens */
+    bool few_form; /* computed by the few-token form, however many they are */
 };
 
 struct build {

@@ -87,12 +87,17 @@ static uint64_t most_of(uint64_t a, uint64_t b)
     return a > b ? a : b;
 }
 
-/* Bounds of schedule_fixed.c's: few tokens and what is split of many have rows of units. */
+/* Bounds of schedule_fixed.c's: few tokens and what is split of many have rows of units; what only
+ * the few-token form computes counts as few, whatever its tokens. */
 static void bound_fixed(const struct numoe_model *model, uint64_t few_pairs, uint64_t lanes,
                         uint64_t workers, struct most *most)
 {
     const uint64_t groups = model->groups[NUMOE_REACH_DOMAIN].count;
     uint64_t units, of_group, rows;
+
+    for (uint64_t q = 0; q < model->desc.layers * model->desc.experts; q++)
+        if (model->state[q] & EXPERT_EXTREME)
+            few_pairs = most->pairs;
 
     schedule_count_units(model, &units, &of_group);
     rows = most->pairs * groups + few_pairs * units + 36 * lanes * of_group +
@@ -114,7 +119,7 @@ static void bound_fixed(const struct numoe_model *model, uint64_t few_pairs, uin
  * few experts are most of the work they have four lanes a worker, and by rounding at most half as
  * many more, beside one for each block of the most tokens.
  */
-static void bound_of(const struct numoe_model *model, bool extreme, uint64_t tokens, uint64_t top_k,
+static void bound_of(const struct numoe_model *model, uint64_t tokens, uint64_t top_k,
                      struct most *most)
 {
     enum { LEAST = NUMOE_PLAN_BLOCK_TOKENS_LEAST, SLICES = SCHEDULE_LANE_SLICES };
@@ -122,7 +127,8 @@ static void bound_of(const struct numoe_model *model, bool extreme, uint64_t tok
     const uint64_t nodes = model->plan->node_count;
     const struct model_groups *domains = &model->groups[NUMOE_REACH_DOMAIN];
     const uint64_t groups = domains->count, workers = domains->worker_first[groups];
-    uint64_t few = least_of(model->kernels->few_limit, tokens), lanes = 0, wide = 0;
+    const uint64_t few = least_of(model->kernels->few_limit, tokens);
+    uint64_t lanes = 0, wide = 0;
     uint64_t few_lanes, few_pairs, few_rows, few_runs, many_lanes, split;
 
     *most = (struct most){0};
@@ -134,12 +140,10 @@ static void bound_of(const struct numoe_model *model, bool extreme, uint64_t tok
         most->tokens = most_of(most->tokens, pass);
         wide = most_of(wide, pass * top_k * model->reach[r].rows);
     }
-    if (extreme) /* computed as few whatever their number */
-        few = most->tokens;
     most->pairs = most->tokens * top_k;
     most->hits = least_of(held.experts, most->pairs);
     few_lanes = most->hits * held.slices / SLICES + 2 * lanes + groups + workers;
-    few_pairs = extreme ? most->pairs : least_of(most->pairs, few * most->hits);
+    few_pairs = least_of(most->pairs, few * most->hits);
     few_rows = few * few_lanes + 3 * few_pairs * model->reach[NUMOE_REACH_DOMAIN].rows;
     few_runs = few_lanes + most->hits * nodes;
     many_lanes = groups * (most->pairs / LEAST + most->hits) + 2 * lanes + 6 * workers;
@@ -157,15 +161,11 @@ static void bound_of(const struct numoe_model *model, bool extreme, uint64_t tok
 static void bound(const struct numoe_model *model, uint64_t tokens, uint64_t top_k,
                   struct most *most)
 {
-    bool extreme = false;
-
-    for (uint64_t q = 0; q < model->desc.layers * model->desc.experts; q++)
-        extreme = extreme || (model->state[q] & EXPERT_EXTREME);
     *most = (struct most){0};
     for (uint64_t k = 1; k <= top_k; k++) {
         struct most some;
 
-        bound_of(model, extreme, tokens, k, &some);
+        bound_of(model, tokens, k, &some);
         most->tokens = most_of(most->tokens, some.tokens);
         most->pairs = most_of(most->pairs, some.pairs);
         most->hits = most_of(most->hits, some.hits);

@@ -143,28 +143,36 @@ static void check_calls(struct fixture *f, const char *name)
     cr_expect_eq(workspace(f), before, "%s", name);
 }
 
-static void check_machine(const char *topology, enum numoe_form form,
-                          enum numoe_arithmetic arithmetic, uint32_t threads, bool invariant)
+/* extreme: every third expert has scales that only the few-token form computes. @return what all
+ * calls had */
+static uint64_t check_machine(const char *topology, enum numoe_form form,
+                              enum numoe_arithmetic arithmetic, uint32_t threads, bool invariant,
+                              bool extreme)
 {
     struct fixture f = fixture_of(1, EXPERTS, HIDDEN, INNER, false, arithmetic);
     struct numoe_options options = NUMOE_OPTIONS_INIT;
+    uint64_t bytes;
 
     options.topology = topology;
     options.form = form;
     options.threads = threads;
     options.batch_invariant = invariant;
     experts_make(&f, 71);
+    for (int e = 0; extreme && e < EXPERTS; e += 3)
+        memset(f.experts[e].scales[2], 253, 16);
     open_model(&f, &options);
     check_calls(&f, topology ? topology : "this machine");
+    bytes = workspace(&f);
     close_model(&f);
     experts_free(&f);
+    return bytes;
 }
 
 Test(reserve, this_machine, .timeout = 120)
 {
     for (int invariant = 0; invariant < 2; invariant++) {
-        check_machine(NULL, NUMOE_FORM_AUTO, NUMOE_FAST, 0, invariant);
-        check_machine(NULL, NUMOE_FORM_AUTO, NUMOE_EXACT, 0, invariant);
+        check_machine(NULL, NUMOE_FORM_AUTO, NUMOE_FAST, 0, invariant, false);
+        check_machine(NULL, NUMOE_FORM_AUTO, NUMOE_EXACT, 0, invariant, false);
     }
 }
 
@@ -172,9 +180,9 @@ Test(reserve, many_nodes, .timeout = 120)
 {
     for (int invariant = 0; invariant < 2; invariant++) {
         check_machine("pack:2 l3:2 [numa(memory=16GB)] core:2 pu:1", NUMOE_FORM_EVERY_NODE,
-                      NUMOE_FAST, 3, invariant);
+                      NUMOE_FAST, 3, invariant, false);
         check_machine(NUMOE_TEST_DATA "/topo/data/epyc-7h12-2s-32n.xml", NUMOE_FORM_EVERY_NODE,
-                      NUMOE_FAST, 4, invariant);
+                      NUMOE_FAST, 4, invariant, false);
     }
 }
 
@@ -182,7 +190,17 @@ Test(reserve, nodes_of_whole_experts, .timeout = 120)
 {
     for (int invariant = 0; invariant < 2; invariant++)
         check_machine("numa:6(memory=16GB) core:2 pu:1", NUMOE_FORM_EXPERTS, NUMOE_FAST, 3,
-                      invariant);
+                      invariant, false);
+}
+
+/* An expert that only the few-token form computes is laid out as any other. */
+Test(reserve, extreme_scales_take_no_more, .timeout = 120)
+{
+    static const char machine[] = "numa:6(memory=16GB) core:2 pu:1";
+    uint64_t plain = check_machine(machine, NUMOE_FORM_EVERY_NODE, NUMOE_FAST, 3, false, false);
+
+    cr_expect_eq(check_machine(machine, NUMOE_FORM_EVERY_NODE, NUMOE_FAST, 3, false, true), plain);
+    check_machine(machine, NUMOE_FORM_EVERY_NODE, NUMOE_FAST, 3, true, true);
 }
 
 Test(reserve, deferred_experts_too, .timeout = 60)
@@ -190,16 +208,20 @@ Test(reserve, deferred_experts_too, .timeout = 60)
     struct fixture f = fixture_of(1, EXPERTS, HIDDEN, INNER, false, NUMOE_FAST);
     uint8_t deferred[EXPERTS];
     unsigned before;
+    uint64_t plain;
     long faulted;
 
     for (int e = 0; e < EXPERTS; e++)
         deferred[e] = e % 2;
     experts_make(&f, 72);
     open_model(&f, NULL);
+    cr_assert_eq(numoe_reserve(f.model, 64, K, 0, NULL), 0);
+    plain = workspace(&f);
     cr_assert_eq(numoe_reserve(f.model, 64, K, 64, NULL), 0);
     warm(&f);
     struct call c = call_make(64, K, HIDDEN, EXPERTS, false);
     struct numoe_batch b = call_batch(&c);
+    cr_expect_gt(workspace(&f), plain, "what defers is not counted");
     b.deferred = deferred;
     before = atomic_load(&asked);
     faulted = faults();
