@@ -165,7 +165,8 @@ Test(cancel, fate_is_kept, .timeout = 60)
     ready_free(&r);
 }
 
-/* What a cancelled call deferred, and what it was to collect, is gone; the next call stands alone. */
+/* What a cancelled call deferred, and what it was to collect, is gone; the next call stands alone.
+ */
 Test(cancel, deferred_experts_go_with_it, .timeout = 60)
 {
     static const uint8_t late[EXPERTS] = {1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0};

@@ -850,3 +850,37 @@ Test(forward_plan, another_machine_or_model_is_refused, .timeout = 60)
     cr_assert_null(context);
     free(text);
 }
+
+/* Scales that only the few-token form computes, of experts with few tokens and with many, on one
+ * node and on several. */
+Test(forward, extreme_scales_with_any_number_of_tokens, .timeout = 60)
+{
+    static const char *const machines[] = {NULL, "numa:5(memory=16GB) core:2 pu:1"};
+    static const uint64_t counts[] = {3, 40, 300};
+
+    for (size_t m = 0; m < 2; m++) {
+        struct fixture f = fixture_of(1, 8, 160, 192, false, NUMOE_EXACT);
+        struct numoe_options options = NUMOE_OPTIONS_INIT;
+
+        options.topology = machines[m];
+        options.threads = 3;
+        experts_make(&f, 83);
+        for (int e = 0; e < 8; e += 2)
+            memset(f.experts[e].scales[2], 252, 24);
+        open_model(&f, &options);
+        for (size_t i = 0; i < 3; i++) {
+            struct call c = call_make(counts[i], 3, 160, 8, true);
+            struct numoe_batch b = call_batch(&c);
+
+            /* so that sums stay below the largest float */
+            for (uint64_t p = 0; p < counts[i] * 3; p++)
+                c.weights[p] *= 0x1p-40F;
+            run(&f, 0, &b);
+            cr_expect_leq(check(&f, 0, &c, counts[i] / 3), 5e-3, "machine %zu, %lu tokens", m,
+                          counts[i]);
+            call_free(&c);
+        }
+        close_model(&f);
+        experts_free(&f);
+    }
+}
