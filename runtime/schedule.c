@@ -308,59 +308,37 @@ static int push_runs(struct build *b, const struct group *group, uint32_t h, uin
     return rc;
 }
 
+bool schedule_cut_evenly(const struct build *b, const struct group *group, uint32_t h,
+                         uint64_t total, uint64_t unit, struct numoe_plan_cut *cut)
+{
+    const uint64_t slices = b->slice_count[h];
+    const uint32_t tokens = b->hits[h].tokens;
+    const uint64_t own = slices * numoe_plan_slice_cost(tokens);
+    const uint64_t experts = own ? total / own + (total % own > own / 2) : 0;
+
+    if (experts == 0 || !numoe_plan_cuts_evenly(group->worker_count, experts))
+        return false;
+    *cut = numoe_plan_even_cut(group->worker_count, experts, slices, unit, tokens,
+                               b->s->model->kernels->many_tokens);
+    return true;
+}
+
 struct numoe_plan_cut schedule_cut(const struct build *b, const struct group *group, uint32_t h,
-                                   uint64_t total, uint64_t ranges_most, uint64_t even_most)
+                                   uint64_t total, uint64_t ranges_most)
 {
     const uint64_t slices = b->slice_count[h], share = total / group->lanes + 1;
     const uint32_t tokens = b->hits[h].tokens, most = b->s->model->kernels->many_tokens;
-    const uint64_t own = slices * numoe_plan_slice_cost(tokens);
-    const uint64_t experts = total / own + (total % own > own / 2);
-    struct numoe_plan_cut cut = {(tokens + most - 1) / most, 0};
+    uint32_t blocks = (tokens + most - 1) / most;
+    uint64_t ranges;
 
-    if (experts == 1 || experts < group->worker_count)
-        return numoe_plan_even_cut(group->worker_count, experts, slices, tokens, even_most, most);
     /* by the largest block: one that is too large by a token would be cut in ranges */
-    while (slices * numoe_plan_slice_cost((tokens + cut.blocks - 1) / cut.blocks) > share &&
-           tokens / (cut.blocks + 1) >= NUMOE_PLAN_BLOCK_TOKENS_LEAST)
-        cut.blocks++;
-    cut.ranges =
-        (slices * numoe_plan_slice_cost((tokens + cut.blocks - 1) / cut.blocks) + share - 1) /
-        share;
-    if (cut.ranges > ranges_most)
-        cut.ranges = ranges_most;
-    if (cut.ranges == 0)
-        cut.ranges = 1;
-    return cut;
-}
-
-static int lay_many(struct build *b, const struct group *group, uint64_t total)
-{
-    for (uint32_t h = 0; h < b->many_count; h++) {
-        const uint64_t slices = b->slice_count[h];
-        const uint32_t tokens = b->hits[h].tokens;
-        struct numoe_plan_cut cut;
-
-        if (slices == 0)
-            continue;
-        cut = schedule_cut(b, group, h, total, slices / RANGE_SLICES_LEAST, slices);
-        for (uint32_t i = 0, token = 0; i < cut.blocks; i++) {
-            const uint32_t count = (tokens - token + cut.blocks - i - 1) / (cut.blocks - i);
-            const uint64_t cost = numoe_plan_slice_cost(count);
-            for (uint64_t r = 0, at = 0; r < cut.ranges; r++) {
-                const uint64_t take = (slices - at + cut.ranges - r - 1) / (cut.ranges - r);
-                int rc = schedule_push_lane(b);
-                if (!rc)
-                    rc = push_runs(b, group, h, at, take, token, count);
-                if (!rc)
-                    rc = schedule_give_lane(b, group, b->s->lane_count - 1, take * cost);
-                if (rc)
-                    return rc;
-                at += take;
-            }
-            token += count;
-        }
-    }
-    return 0;
+    while (slices * numoe_plan_slice_cost((tokens + blocks - 1) / blocks) > share &&
+           tokens / (blocks + 1) >= NUMOE_PLAN_BLOCK_TOKENS_LEAST)
+        blocks++;
+    ranges = (slices * numoe_plan_slice_cost((tokens + blocks - 1) / blocks) + share - 1) / share;
+    if (ranges > ranges_most)
+        ranges = ranges_most;
+    return (struct numoe_plan_cut){blocks, blocks * (ranges ? ranges : 1)};
 }
 
 /*
@@ -397,6 +375,12 @@ static struct cuts cuts_of(const struct group *group, uint64_t total, uint64_t s
     return c;
 }
 
+/* Lanes of equal cost. */
+static struct cuts cuts_evenly(uint64_t total, uint64_t lanes)
+{
+    return (struct cuts){.round = lanes, .rounds = 1, .total = total, .all = lanes};
+}
+
 /* The cost before the next cut that is ahead; several are passed at once when slices are coarse.
  * UINT64_MAX: all that is left belongs to one lane. Exact without overflow. */
 static uint64_t next_cut(struct cuts *c, uint64_t done)
@@ -429,11 +413,146 @@ uint64_t schedule_few_lanes(const struct group *group, uint64_t slices)
     return lanes;
 }
 
+/* Pieces of work laid end to end and cut into lanes. */
+struct line {
+    struct build *b;
+    const struct group *group;
+    struct cuts cuts;
+    bool open;                 /* a lane is */
+    uint64_t done, begin, end; /* cost of what is laid; and where the open lane begins and ends */
+};
+
+static int end_lane(struct line *line)
+{
+    struct build *b = line->b;
+
+    line->open = false;
+    return schedule_give_lane(b, line->group, b->s->lane_count - 1, line->done - line->begin);
+}
+
+/* All slices of hit h for tokens [token, token + tokens) of it. */
+static int lay_piece(struct line *line, uint32_t h, uint32_t token, uint32_t tokens)
+{
+    struct build *b = line->b;
+    const uint64_t cost = numoe_plan_slice_cost(tokens);
+    int rc = 0;
+
+    for (uint64_t at = 0; !rc && at < b->slice_count[h];) {
+        const uint64_t left = b->slice_count[h] - at;
+        uint64_t take = left;
+
+        if (!line->open) {
+            line->end = next_cut(&line->cuts, line->done);
+            rc = schedule_push_lane(b);
+            if (rc)
+                break;
+            line->open = true;
+            line->begin = line->done;
+        }
+        /* to the nearest slice, at least one */
+        if (line->end != UINT64_MAX)
+            take = (line->end - line->done + cost / 2) / cost;
+        if (take == 0)
+            take = 1;
+        if (take > left)
+            take = left;
+        rc = push_runs(b, line->group, h, at, take, token, tokens);
+        at += take;
+        line->done += take * cost;
+        if (!rc && line->end != UINT64_MAX && line->done + cost / 2 >= line->end)
+            rc = end_lane(line);
+    }
+    return rc;
+}
+
+static int lay_blocks(struct line *line, uint32_t h, uint32_t blocks)
+{
+    const uint32_t tokens = line->b->hits[h].tokens;
+    int rc = 0;
+
+    for (uint32_t i = 0, token = 0; !rc && i < blocks; i++) {
+        const uint32_t end = schedule_block_end(tokens, blocks, i);
+
+        rc = lay_piece(line, h, token, end - token);
+        token = end;
+    }
+    return rc;
+}
+
+/* Cost of hit h in blocks. */
+static uint64_t blocks_cost(const struct build *b, uint32_t h, uint32_t blocks)
+{
+    uint64_t cost = 0;
+
+    for (uint32_t i = 0, token = 0; i < blocks; i++) {
+        const uint32_t end = schedule_block_end(b->hits[h].tokens, blocks, i);
+
+        cost += b->slice_count[h] * numoe_plan_slice_cost(end - token);
+        token = end;
+    }
+    return cost;
+}
+
+/* The first hits, while each is too much for one worker, as one line. *laid: how many. */
+static int lay_evenly(struct build *b, const struct group *group, uint64_t total, uint32_t *laid)
+{
+    struct line line = {.b = b, .group = group};
+    struct numoe_plan_cut cut, first = {0, 0};
+    uint64_t all = 0, part = 0, lanes;
+    int rc = 0;
+
+    for (*laid = 0; *laid < b->many_count; ++*laid) {
+        if (!schedule_cut_evenly(b, group, *laid, total, 1, &cut))
+            break;
+        if (*laid == 0)
+            first = cut;
+        all += blocks_cost(b, *laid, cut.blocks);
+        part += b->slice_count[*laid] * numoe_plan_slice_cost(b->hits[*laid].tokens);
+    }
+    if (*laid == 0)
+        return 0;
+    /* of the first one's lanes the part that these are of all the work */
+    lanes = (first.lanes * part + total / 2) / total;
+    line.cuts = cuts_evenly(all, lanes ? lanes : 1);
+    for (uint32_t h = 0; !rc && h < *laid; h++) {
+        schedule_cut_evenly(b, group, h, total, 1, &cut);
+        rc = lay_blocks(&line, h, cut.blocks);
+    }
+    return !rc && line.open ? end_lane(&line) : rc;
+}
+
+static int lay_many(struct build *b, const struct group *group, uint64_t total)
+{
+    uint32_t h;
+    int rc = lay_evenly(b, group, total, &h);
+
+    for (; !rc && h < b->many_count; h++) {
+        const uint64_t slices = b->slice_count[h];
+        const uint32_t tokens = b->hits[h].tokens;
+        struct numoe_plan_cut cut;
+
+        if (slices == 0)
+            continue;
+        cut = schedule_cut(b, group, h, total, slices / RANGE_SLICES_LEAST);
+        for (uint32_t i = 0, token = 0; !rc && i < cut.blocks; i++) {
+            const uint32_t end = schedule_block_end(tokens, cut.blocks, i);
+            struct line line = {.b = b, .group = group};
+
+            line.cuts =
+                cuts_evenly(slices * numoe_plan_slice_cost(end - token), cut.lanes / cut.blocks);
+            rc = lay_piece(&line, h, token, end - token);
+            if (!rc && line.open)
+                rc = end_lane(&line);
+            token = end;
+        }
+    }
+    return rc;
+}
+
 static int lay_few(struct build *b, const struct group *group)
 {
-    uint64_t total = 0, slices = 0, done = 0, given = 0, end = 0;
-    struct cuts cuts;
-    bool open = false;
+    struct line line = {.b = b, .group = group};
+    uint64_t total = 0, slices = 0;
     int rc = 0;
 
     for (uint32_t h = b->many_count; h < b->hit_count; h++) {
@@ -442,40 +561,10 @@ static int lay_few(struct build *b, const struct group *group)
     }
     if (slices == 0)
         return 0;
-    cuts = cuts_of(group, total, slices, schedule_few_lanes(group, slices));
-    for (uint32_t h = b->many_count; h < b->hit_count; h++) {
-        const uint64_t cost = numoe_plan_slice_cost(b->hits[h].tokens);
-        for (uint64_t at = 0; at < b->slice_count[h];) {
-            const uint64_t left = b->slice_count[h] - at;
-            uint64_t take;
-            if (!open) {
-                end = next_cut(&cuts, done);
-                rc = schedule_push_lane(b);
-                if (rc)
-                    return rc;
-                open = true;
-                given = done;
-            }
-            /* to the nearest slice, at least one */
-            take = end == UINT64_MAX ? left : (end - done + cost / 2) / cost;
-            if (take == 0)
-                take = 1;
-            if (take > left)
-                take = left;
-            rc = push_runs(b, group, h, at, take, 0, b->hits[h].tokens);
-            if (rc)
-                return rc;
-            at += take;
-            done += take * cost;
-            if (end != UINT64_MAX && done + cost / 2 >= end) {
-                rc = schedule_give_lane(b, group, b->s->lane_count - 1, done - given);
-                if (rc)
-                    return rc;
-                open = false;
-            }
-        }
-    }
-    return open ? schedule_give_lane(b, group, b->s->lane_count - 1, done - given) : 0;
+    line.cuts = cuts_of(group, total, slices, schedule_few_lanes(group, slices));
+    for (uint32_t h = b->many_count; !rc && h < b->hit_count; h++)
+        rc = lay_piece(&line, h, 0, b->hits[h].tokens);
+    return !rc && line.open ? end_lane(&line) : rc;
 }
 
 /* Experts with many tokens, or the others, on one group. */

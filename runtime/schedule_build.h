@@ -57,12 +57,20 @@ struct group schedule_group(const struct model_groups *groups, const struct numo
 /* Lanes for so many slices of experts with few tokens. */
 uint64_t schedule_few_lanes(const struct group *group, uint64_t slices);
 
-/* So that a block is no more than a lane's share of the group's total cost while it has tokens
- * enough, and then a range, of which there are ranges_most at most. An expert of which fewer than
- * there are workers would be the total: so that these end together, with even_most ranges at
- * most. */
+/* Hit h's cut, of lanes of its own: so that a block is no more than a lane's share of the group's
+ * total cost while it has tokens enough, and then a range, of which there are ranges_most at most.
+ */
 struct numoe_plan_cut schedule_cut(const struct build *b, const struct group *group, uint32_t h,
-                                   uint64_t total, uint64_t ranges_most, uint64_t even_most);
+                                   uint64_t total, uint64_t ranges_most);
+/* Whether an expert is so much of the group's total that workers would wait for one; then *cut is
+ * that of as many like it as make up the total. */
+bool schedule_cut_evenly(const struct build *b, const struct group *group, uint32_t h,
+                         uint64_t total, uint64_t unit, struct numoe_plan_cut *cut);
+/* Tokens of the i-th block of them. */
+static inline uint32_t schedule_block_end(uint32_t tokens, uint32_t blocks, uint32_t i)
+{
+    return (uint32_t)((uint64_t)tokens * (i + 1) / blocks);
+}
 
 /* All of these return 0, -ENOMEM or -EOVERFLOW. A lane, with a set of rows of its own. */
 int schedule_push_lane(struct build *b);

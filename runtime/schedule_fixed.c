@@ -122,13 +122,13 @@ static int lay_few(struct build *b, uint32_t g, uint32_t h, struct walk walk, ui
     return 0;
 }
 
-/* Units [from, to) of all for a block of tokens. */
-static int lay_range(struct build *b, uint32_t g, uint32_t h, struct walk *walk, uint64_t from,
-                     uint64_t to, uint64_t all, uint32_t token, uint32_t tokens)
+/* Units [from, to) of all for a block of tokens, in the lane that is open. */
+static int lay_range(struct build *b, uint32_t h, struct walk *walk, uint64_t from, uint64_t to,
+                     uint64_t all, uint32_t token, uint32_t tokens, uint64_t *cost)
 {
-    uint64_t total = 0;
-    int rc = schedule_push_lane(b);
+    int rc = 0;
 
+    b->row_set++;
     b->ends = to == all;
     for (uint64_t u = from; !rc && u < to; u++) {
         uint64_t slices = 0;
@@ -138,35 +138,60 @@ static int lay_range(struct build *b, uint32_t g, uint32_t h, struct walk *walk,
             b->ends = u + 1 == all;
         }
         rc = push_unit(b, h, walk, token, tokens, &slices);
-        total += slices;
+        *cost += slices * numoe_plan_slice_cost(tokens);
     }
-    return rc ? rc : end_lane(b, g, total * numoe_plan_slice_cost(tokens));
+    return rc;
 }
 
+/* Blocks end to end, cut between units. before: cost of the hits before this one, of total. */
 static int lay_many(struct build *b, uint32_t g, uint32_t h, struct walk begin, uint64_t units,
-                    uint64_t total)
+                    uint64_t before, uint64_t total)
 {
     const uint32_t tokens = b->hits[h].tokens;
-    const struct numoe_plan_cut cut = schedule_cut(b, begin.group, h, total, units, units);
+    struct walk walk = begin;
+    struct numoe_plan_cut cut;
+    uint64_t own, at = 0;
 
-    for (uint32_t i = 0, token = 0; i < cut.blocks; i++) {
-        const uint32_t count = (tokens - token + cut.blocks - i - 1) / (cut.blocks - i);
-        struct walk walk = begin;
+    if (schedule_cut_evenly(b, begin.group, h, total, begin.unit, &cut)) {
+        /* so that all hits together have so many, whatever the rounding */
+        own = b->slice_count[h] * numoe_plan_slice_cost(tokens);
+        cut.lanes = (cut.lanes * (before + own) + total / 2) / total -
+                    (cut.lanes * before + total / 2) / total;
+        if (cut.lanes == 0)
+            cut.lanes = 1;
+    } else {
+        cut = schedule_cut(b, begin.group, h, total, units);
+    }
+    if (cut.lanes > cut.blocks * units)
+        cut.lanes = cut.blocks * units;
+    for (uint64_t i = 0; i < cut.lanes; i++) {
+        const uint64_t end = cut.blocks * units * (i + 1) / cut.lanes;
+        uint64_t cost = 0;
+        int rc = schedule_push_lane(b);
 
-        for (uint64_t r = 0; r < cut.ranges; r++) {
-            int rc = lay_range(b, g, h, &walk, units * r / cut.ranges, units * (r + 1) / cut.ranges,
-                               units, token, count);
-            if (rc)
-                return rc;
+        while (!rc && at < end) {
+            const uint32_t block = (uint32_t)(at / units);
+            const uint64_t first = block * units;
+            const uint64_t to = end - first < units ? end - first : units;
+            const uint32_t token = block ? schedule_block_end(tokens, cut.blocks, block - 1) : 0;
+
+            if (at == first)
+                walk = begin;
+            rc = lay_range(b, h, &walk, at - first, to, units, token,
+                           schedule_block_end(tokens, cut.blocks, block) - token, &cost);
+            at = first + to;
         }
-        token += count;
+        if (!rc)
+            rc = end_lane(b, g, cost);
+        if (rc)
+            return rc;
     }
     return 0;
 }
 
 static int lay_group(struct build *b, uint32_t g, const struct group *group)
 {
-    uint64_t total = 0, few = 0, lanes;
+    uint64_t total = 0, few = 0, before = 0, lanes;
 
     for (uint32_t h = 0; h < b->hit_count; h++) {
         b->slice_count[h] = 0;
@@ -186,10 +211,11 @@ static int lay_group(struct build *b, uint32_t g, const struct group *group)
             units += units_of(part_of(b, h, group->nodes[i])->count, walk.unit);
         if (units == 0)
             continue;
-        rc = b->hits[h].many ? lay_many(b, g, h, walk, units, total)
+        rc = b->hits[h].many ? lay_many(b, g, h, walk, units, before, total)
                              : lay_few(b, g, h, walk, units, lanes ? (few + lanes - 1) / lanes : 1);
         if (rc)
             return rc;
+        before += b->slice_count[h] * numoe_plan_slice_cost(b->hits[h].tokens);
     }
     return 0;
 }

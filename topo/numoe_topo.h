@@ -426,10 +426,10 @@ enum numoe_reach numoe_plan_best_reach(const struct numoe_plan *plan,
                                        const struct numoe_plan_reach reach[NUMOE_REACHES],
                                        uint64_t pairs, uint64_t experts, uint64_t reads);
 
-/** How an expert with many tokens is cut: blocks of tokens, and each in ranges of slices. */
+/** How experts with many tokens are cut. */
 struct numoe_plan_cut {
-    uint32_t blocks;
-    uint64_t ranges;
+    uint32_t blocks; /**< of tokens, of each expert */
+    uint64_t lanes;  /**< of slices of all their blocks, end to end */
 };
 
 enum { NUMOE_PLAN_BLOCK_TOKENS_LEAST = 16 }; /**< smaller blocks decode weights too often */
@@ -443,15 +443,21 @@ static inline uint64_t numoe_plan_slice_cost(uint64_t tokens)
     return compute < 72 ? 72 : compute;
 }
 
+/** Whether so many experts, alike and all of the work, are too few to be dealt out whole or in
+ *  blocks. */
+static inline bool numoe_plan_cuts_evenly(uint64_t workers, uint64_t experts)
+{
+    return experts == 1 || 2 * experts <= 3 * workers;
+}
+
 /**
  * The cut by which workers end together when so many experts, each with so many tokens, are all of
  * the work.
- * @param ranges_most  at most so many ranges of a block, >= 1
+ * @param unit         slices that are not to be parted, >= 1
  * @param tokens_most  at most so many tokens of a block, >= 1
  */
 struct numoe_plan_cut numoe_plan_even_cut(uint32_t workers, uint64_t experts, uint64_t slices,
-                                          uint32_t tokens, uint64_t ranges_most,
-                                          uint32_t tokens_most);
+                                          uint64_t unit, uint32_t tokens, uint32_t tokens_most);
 
 void numoe_plan_print(const struct numoe_plan *plan, FILE *out);
 /**

@@ -193,12 +193,19 @@ static double even_ranges(const struct box *box, double workers, double experts,
         double like = experts * (double)numoe_plan_slice_cost((uint64_t)mean) /
                       (double)numoe_plan_slice_cost((uint64_t)tokens);
         uint64_t n = (uint64_t)fmax(floor(like + 0.5), 1);
-        struct numoe_plan_cut cut = {1, 1};
+        double lanes = 1, blocks = 1;
 
-        if (n == 1 || (double)n < workers)
-            cut = numoe_plan_even_cut((uint32_t)fmax(workers, 1), n, (uint64_t)slices,
-                                      (uint32_t)tokens, (uint64_t)slices, (uint32_t)many_tokens);
-        ranges += weight * (double)cut.ranges;
+        if (numoe_plan_cuts_evenly((uint64_t)workers, n)) {
+            struct numoe_plan_cut cut =
+                numoe_plan_even_cut((uint32_t)fmax(workers, 1), n, (uint64_t)slices, 1,
+                                    (uint32_t)tokens, (uint32_t)many_tokens);
+
+            lanes = (double)cut.lanes;
+            blocks = (double)n * cut.blocks;
+        }
+        /* a lane may end in another block than it began */
+        ranges += weight * (fmod(lanes, blocks) > 0 ? (lanes + blocks - 1) / blocks
+                                                    : fmax(lanes / blocks, 1));
         sum += weight;
     }
     return ranges / sum;
@@ -216,7 +223,7 @@ static double rows_of(const struct box *box, double tokens, double hit, enum num
         double parts = box->lanes / (hit * rows), most = slices / rows / range_slices_least;
         double blocks = fmax(floor(pairs / hit / block_tokens_least), 1);
 
-        if (experts >= 1 && (experts == 1 || experts < workers))
+        if (experts >= 1 && numoe_plan_cuts_evenly((uint64_t)workers, (uint64_t)experts))
             return pairs * rows * even_ranges(box, workers, experts, own, pairs / hit);
         /* an expert is cut by tokens first, then by slices */
         return pairs * rows * clamp(parts / blocks, 1, most > 1 ? most : 1);
