@@ -158,31 +158,6 @@ Test(memory_node, spilling_ends_with_the_machine)
     cr_expect(strstr(error.message, "the machine has"), "%s", error.message);
 }
 
-/* A pool that holds a part of the range gives that part; the rest is ordinary memory. */
-Test(memory_node, pools_are_taken_as_far_as_they_hold)
-{
-    struct topo_node_memory have;
-    struct numoe_memory_report report;
-    struct numoe_memory *memory;
-    uint64_t bytes;
-
-    if (!topo_system_memory("", &have) || !have.huge_2m_free)
-        cr_skip_test("no pages of 2 MiB are reserved here");
-    bytes = (have.huge_2m_free + 3) * MEMORY_HUGE_PAGE - 7;
-    cr_assert_eq(create(NUMOE_NONE, bytes, false, NULL, &memory, NULL), 0);
-    cr_expect_eq(memory->pooled_bytes - memory->giant_bytes, have.huge_2m_free * MEMORY_HUGE_PAGE);
-    cr_assert_eq(numoe_memory_populate(memory, 0, bytes, NULL), 0);
-    memset(numoe_memory_address(memory), 1, bytes);
-    numoe_memory_inspect(memory, &report);
-    cr_expect_geq(report.huge_bytes, memory->pooled_bytes);
-    cr_expect_gt(report.checked_bytes, 0);
-    numoe_memory_destroy(memory);
-    cr_assert(topo_system_memory("", &have));
-    cr_expect_eq(have.huge_2m_free * MEMORY_HUGE_PAGE,
-                 bytes / MEMORY_HUGE_PAGE * MEMORY_HUGE_PAGE - 2 * MEMORY_HUGE_PAGE,
-                 "the pool has its pages back");
-}
-
 Test(memory_node, bad_ranges_and_nodes_are_refused)
 {
     struct numoe_error error = NUMOE_ERROR_INIT;
