@@ -241,8 +241,8 @@ Test(workers_side_by_side, pools_on_disjoint_nodes, .timeout = 120)
 
 /* ---- idleness -------------------------------------------------------------------------------- */
 
-/* C3: 64 workers, after a call and their spin, use no CPU; the least that a timer tick would show
- * is far below the bound, and one worker that polls or spins far above. */
+/* C3: 64 workers, after a call and their spin, use less than a thousandth of a core for ten
+ * seconds: one that polled each millisecond would use more. */
 Test(workers_idle, use_no_cpu, .timeout = 120)
 {
     struct numoe_options options = NUMOE_OPTIONS_INIT;
@@ -252,10 +252,10 @@ Test(workers_idle, use_no_cpu, .timeout = 120)
     options.topology = FOUR_NODES;
     options.threads = 64;
     cr_assert_eq(numoe_open(&options, &context, NULL), 0);
-    numoe_bench_idle(context, 1.5, &idle);
-    cr_log_info("64 workers asleep for 1.5 s: %.6f s of CPU time; first call %.1f us, p99 %.1f us",
+    numoe_bench_idle(context, 10, &idle);
+    cr_log_info("64 workers asleep for 10 s: %.6f s of CPU time; first call %.1f us, p99 %.1f us",
                 idle.cpu_s, idle.first_us_p50, idle.first_us_p99);
-    cr_assert_lt(idle.cpu_s, 0.02);
+    cr_assert_lt(idle.cpu_s, 0.01);
     cr_assert_eq(idle.calls, 200);
     cr_assert_leq(idle.first_us_p50, idle.first_us_p99);
     numoe_close(context);
