@@ -36,6 +36,8 @@ struct inputs {
     uint64_t ids, routing, out, work; /* offsets; ids and routing of a routing are up() apart */
     struct numoe_cuda_ffn ffn;
     uint8_t *rows; /* pinned: sampled outputs of a pass over all layers; NULL */
+    /* the table of the layer that was copied last, all of whose pieces are still there */
+    uint32_t *host_table, *table;
 };
 
 static uint64_t rows_bytes(const struct numoe_gpu_model *m, const struct numoe_gpu_bench *b)
@@ -105,6 +107,11 @@ static void inputs_free(struct numoe_gpu_model *m, struct inputs *in)
         gpu_judge(gpu, gpu->ops->release(gpu->device, in->memory), NULL, "freeing inputs");
     if (in->rows)
         gpu_judge(gpu, gpu->ops->host_release(gpu->device, in->rows), NULL, "freeing outputs");
+    if (in->table)
+        gpu_judge(gpu, gpu->ops->release(gpu->device, in->table), NULL, "freeing a table");
+    if (in->host_table)
+        gpu_judge(gpu, gpu->ops->host_release(gpu->device, in->host_table), NULL,
+                  "freeing a table");
 }
 
 static void use_routing(const struct numoe_gpu_bench *b, const struct inputs *in, uint32_t routing,
@@ -133,13 +140,38 @@ static int take_out(struct numoe_gpu_model *m, const struct numoe_gpu_bench *b,
                           "the measurement");
 }
 
+/* All experts of a layer on the device, as one part that the compute stream is in the use of. */
+static int hold_layer(struct numoe_gpu_model *m, uint64_t layer, struct gpu_part *kept,
+                      struct numoe_error *error)
+{
+    struct gpu_stream *s = &m->stream;
+    struct gpu_part part;
+    int rc = gpu_stream_begin(s, layer, s->everything, 0, error);
+
+    do {
+        if (!rc)
+            rc = gpu_stream_next(s, s->compute, &part, error);
+        if (!rc && part.slice_at)
+            rc = gpu_stream_done(s, s->compute, &part, error);
+    } while (!rc && part.slice_at);
+    gpu_stream_end(s, s->compute);
+    if (!rc)
+        rc = gpu_stream_begin(s, layer, s->everything, 0, error);
+    if (!rc)
+        rc = gpu_stream_next(s, s->compute, kept, error);
+    if (!rc && (kept->piece || s->jobs[s->current].count))
+        rc = numoe_error_set(error, -ENOMEM, m->gpu->properties.name,
+                             "there is no room for all experts of a layer to stay");
+    return rc;
+}
+
 int numoe_gpu_bench_layer(struct numoe_gpu_model *m, uint64_t layer, struct numoe_gpu_bench *b,
                           struct numoe_error *error)
 {
     struct numoe_gpu *gpu = m->gpu;
     struct numoe_cuda_ffn *calls = NULL;
     struct inputs in = {0};
-    struct gpu_slot *slot;
+    struct gpu_part part;
     int rc = gpu_enter(gpu, error);
 
     if (rc)
@@ -151,10 +183,10 @@ int numoe_gpu_bench_layer(struct numoe_gpu_model *m, uint64_t layer, struct numo
         return numoe_error_set(error, -ENOMEM, "bench", "out of memory");
     rc = inputs_make(m, b, &in, error);
     if (!rc)
-        rc = gpu_stream_acquire(&m->stream, layer, &slot, error);
+        rc = hold_layer(m, layer, &part, error);
     if (rc)
         goto out;
-    gpu_model_ffn(m, slot, &in.ffn);
+    gpu_model_ffn(m, &part, &in.ffn);
     for (uint32_t r = 0; r < b->routings; r++) {
         calls[r] = in.ffn;
         use_routing(b, &in, r, &calls[r]);
@@ -163,10 +195,11 @@ int numoe_gpu_bench_layer(struct numoe_gpu_model *m, uint64_t layer, struct numo
         gpu, gpu_backend_time(gpu->device, m->stream.compute, calls, b->routings, b->repeat, b->ms),
         error, "timing layer %llu", (unsigned long long)layer);
     if (!rc)
-        rc = gpu_stream_release(&m->stream, slot, error);
+        rc = gpu_stream_done(&m->stream, m->stream.compute, &part, error);
     if (!rc)
         rc = take_out(m, b, &in, error);
 out:
+    gpu_stream_end(&m->stream, m->stream.compute);
     inputs_free(m, &in);
     free(calls);
     return rc;
@@ -190,48 +223,110 @@ static int send_rows(struct numoe_gpu_model *m, const struct numoe_gpu_bench *b,
     return rc;
 }
 
+/* Keep where a piece has its experts. */
+static void note_piece(const struct numoe_gpu_model *m, const struct gpu_piece *p,
+                       struct inputs *in)
+{
+    const struct gpu_job *job = &m->stream.jobs[m->stream.current];
+    const uint64_t slices = m->source.slices;
+
+    for (uint32_t i = p->first; i < p->end; i++)
+        memcpy(in->host_table + job->list[i] * slices, p->host_table + job->list[i] * slices,
+               slices * sizeof *in->host_table);
+}
+
+/* A layer as it is copied. */
+static int stream_layer(struct numoe_gpu_model *m, struct inputs *in, uint64_t layer, bool compute,
+                        struct numoe_error *error)
+{
+    struct gpu_stream *s = &m->stream;
+    struct numoe_gpu *gpu = m->gpu;
+    struct numoe_cuda_ffn ffn = in->ffn;
+    struct gpu_part part;
+    int rc = gpu_stream_begin(s, layer, s->everything, 0, error);
+
+    for (uint64_t e = 0; e < m->source.experts; e++)
+        in->host_table[e * m->source.slices] = NUMOE_GPU_ABSENT;
+    for (bool first = true; !rc; first = false) {
+        rc = gpu_stream_next(s, s->compute, &part, error);
+        if (rc || !part.slice_at)
+            break;
+        if (part.piece)
+            note_piece(m, part.piece, in);
+        gpu_model_ffn(m, &part, &ffn);
+        ffn.add = !first;
+        if (compute)
+            rc = gpu_judge(gpu, gpu->ops->launch(gpu->device, s->compute, &ffn), error,
+                           "launching layer %llu", (unsigned long long)layer);
+        if (!rc)
+            rc = gpu_stream_done(s, s->compute, &part, error);
+    }
+    gpu_stream_end(s, s->compute);
+    return rc;
+}
+
 /* All layers once. copy, compute: whether to. */
-static int pass(struct numoe_gpu_model *m, const struct numoe_gpu_bench *b, const struct inputs *in,
+static int pass(struct numoe_gpu_model *m, const struct numoe_gpu_bench *b, struct inputs *in,
                 bool copy, bool compute, double *ms, struct numoe_error *error)
 {
+    const uint64_t bytes = m->source.experts * m->source.slices * sizeof *in->table;
+    struct gpu_stream *s = &m->stream;
     struct numoe_gpu *gpu = m->gpu;
     const struct gpu_ops *ops = gpu->ops;
     struct numoe_cuda_ffn ffn = in->ffn;
-    struct gpu_slot *slot = NULL;
     double since;
     int rc = 0;
 
     if (copy) {
-        gpu_stream_forget(&m->stream);
+        gpu_stream_forget(s);
     } else {
-        rc = gpu_stream_acquire(&m->stream, m->source.layers - 1, &slot, error);
-        if (rc)
-            return rc;
+        rc = gpu_judge(gpu, ops->copy_in(gpu->device, s->compute, in->table, in->host_table, bytes),
+                       error, "copying a table");
+        gpu_model_ffn(m, &(struct gpu_part){.weights = s->pool, .slice_at = in->table}, &ffn);
+        if (s->bias)
+            ffn.down_bias = s->bias;
     }
-    rc = gpu_judge(gpu, ops->stream_sync(gpu->device, m->stream.copies), error, "copies");
     if (!rc)
-        rc = gpu_judge(gpu, ops->stream_sync(gpu->device, m->stream.compute), error, "computation");
+        rc = gpu_judge(gpu, ops->stream_sync(gpu->device, s->copies), error, "copies");
+    if (!rc)
+        rc = gpu_judge(gpu, ops->stream_sync(gpu->device, s->compute), error, "computation");
     since = now_ms();
     for (uint64_t layer = 0; !rc && layer < m->source.layers; layer++) {
         if (copy)
-            rc = gpu_stream_acquire(&m->stream, layer, &slot, error);
-        if (!rc && compute) {
-            gpu_model_ffn(m, slot, &ffn);
-            rc = gpu_judge(gpu, ops->launch(gpu->device, m->stream.compute, &ffn), error,
+            rc = stream_layer(m, in, layer, compute, error);
+        else
+            rc = gpu_judge(gpu, ops->launch(gpu->device, s->compute, &ffn), error,
                            "launching layer %llu", (unsigned long long)layer);
-        }
-        if (!rc)
-            rc = gpu_stream_release(&m->stream, slot, error);
         if (!rc && copy && compute && in->rows)
             rc = send_rows(m, b, in, layer, error);
         if (!rc && copy && layer + 1 < m->source.layers)
-            rc = gpu_stream_prefetch(&m->stream, layer + 1, layer, error);
+            rc = gpu_stream_prefetch(s, layer + 1, NULL, error);
     }
     if (!rc)
-        rc = gpu_judge(gpu, ops->stream_sync(gpu->device, m->stream.compute), error,
-                       "the last layer");
+        rc = gpu_judge(gpu, ops->stream_sync(gpu->device, s->compute), error, "the last layer");
     *ms = now_ms() - since;
     return rc;
+}
+
+/* Where the layer copied last has its weights. */
+static int tables_make(struct numoe_gpu_model *m, struct inputs *in, struct numoe_error *error)
+{
+    const uint64_t bytes = m->source.experts * m->source.slices * sizeof *in->table;
+    struct numoe_gpu *gpu = m->gpu;
+    int rc;
+
+    if (m->stream.window.bytes < m->source.experts * m->stream.cell_bytes)
+        return numoe_error_set(error, -ENOMEM, gpu->properties.name,
+                               "a layer of %llu MiB does not fit in the %llu MiB that weights pass "
+                               "through",
+                               (unsigned long long)(m->source.experts * m->stream.cell_bytes >> 20),
+                               (unsigned long long)(m->stream.window.bytes >> 20));
+    rc = gpu_judge(gpu, gpu->ops->allocate(gpu->device, bytes, (void **)&in->table), error,
+                   "allocating a table");
+    return rc ? rc
+              : gpu_judge(gpu,
+                          gpu->ops->host_allocate(gpu->device, bytes, (void **)&in->host_table),
+                          error, "allocating a table");
 }
 
 static int ascending(const void *a, const void *b)
@@ -260,6 +355,8 @@ int numoe_gpu_bench_layers(struct numoe_gpu_model *m, struct numoe_gpu_bench *b,
             goto out;
         }
     rc = inputs_make(m, b, &in, error);
+    if (!rc)
+        rc = tables_make(m, &in, error);
     if (rc)
         goto out;
     use_routing(b, &in, 0, &in.ffn);

@@ -135,6 +135,28 @@ static int copy_in(void *device, void *stream, void *to, const void *from, uint6
     return (int)cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream);
 }
 
+/* One by one where the driver or the toolkit knows no batches. */
+static int copy_in_many(void *device, void *stream, void *const *to, const void *const *from,
+                        const uint64_t *bytes, uint32_t count)
+{
+    cudaError_t e = cudaSuccess;
+#if CUDART_VERSION >= 13000
+    struct cudaMemcpyAttributes attributes = {.srcAccessOrder = cudaMemcpySrcAccessOrderStream};
+    size_t first = 0;
+
+    _Static_assert(sizeof(size_t) == sizeof(uint64_t), "sizes of a batch");
+    e = cudaMemcpyBatchAsync((void *const *)to, from, (const size_t *)bytes, count, &attributes,
+                             &first, 1, stream);
+    if (e != cudaErrorCallRequiresNewerDriver && e != cudaErrorNotSupported)
+        return (int)e;
+    cudaGetLastError();
+    e = cudaSuccess;
+#endif
+    for (uint32_t i = 0; !e && i < count; i++)
+        e = (cudaError_t)copy_in(device, stream, to[i], from[i], bytes[i]);
+    return (int)e;
+}
+
 static int copy_out(void *device, void *stream, void *to, const void *from, uint64_t bytes)
 {
     (void)device;
@@ -149,6 +171,13 @@ static uint64_t workspace_bytes(void *device, const struct numoe_cuda_ffn *ffn)
 static int launch(void *device, void *stream, const struct numoe_cuda_ffn *ffn)
 {
     return (int)numoe_cuda_ffn_launch(&((struct cuda_device *)device)->numbers, ffn, stream);
+}
+
+static int round_rows(void *device, void *stream, const float *from, uint16_t *to,
+                      uint64_t to_stride, uint64_t rows, uint64_t columns, bool add)
+{
+    (void)device;
+    return (int)numoe_cuda_round(from, to, to_stride, rows, columns, add, stream);
 }
 
 static void clear_error(void *device)
@@ -178,9 +207,11 @@ const struct gpu_ops *gpu_backend_ops(void)
         .event_query = event_query,
         .event_sync = event_sync,
         .copy_in = copy_in,
+        .copy_in_many = copy_in_many,
         .copy_out = copy_out,
         .workspace_bytes = workspace_bytes,
         .launch = launch,
+        .round = round_rows,
         .clear_error = clear_error,
         .error_text = gpu_backend_text,
     };

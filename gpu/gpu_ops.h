@@ -43,10 +43,16 @@ struct gpu_ops {
     int (*event_sync)(void *device, void *event);
 
     int (*copy_in)(void *device, void *stream, void *to, const void *from, uint64_t bytes);
+    /* The same for several that are small: in any order, as fast as one. */
+    int (*copy_in_many)(void *device, void *stream, void *const *to, const void *const *from,
+                        const uint64_t *bytes, uint32_t count);
     int (*copy_out)(void *device, void *stream, void *to, const void *from, uint64_t bytes);
 
     uint64_t (*workspace_bytes)(void *device, const struct numoe_cuda_ffn *ffn);
     int (*launch)(void *device, void *stream, const struct numoe_cuda_ffn *ffn);
+    /* bf16 rows of `columns`: to = add ? to + from : from, rounded once. */
+    int (*round)(void *device, void *stream, const float *from, uint16_t *to, uint64_t to_stride,
+                 uint64_t rows, uint64_t columns, bool add);
 
     /* Drop a recoverable error that a call has left behind for the next to report. */
     void (*clear_error)(void *device);

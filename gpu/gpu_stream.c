@@ -1,26 +1,36 @@
 /*
- * The copy pipeline. One thread at a time calls; the device works on two streams.
+ * The copy pipeline. One thread at a time calls; the device works on streams.
  *
- *   copies    weights and tables into slots, and nothing else: a kernel there would wait for a
- *             processor behind a long computation and hold up the link
- *   compute   everything else
+ *   copies    weights and tables, and nothing else: a kernel there would wait for a processor
+ *             behind a long computation and hold up the link
+ *   compute   everything else, or a stream of the caller's
  *
- * A slot goes round:
+ * A call of a layer is a job: the experts that it needs and that do not stay on the device, in
+ * order. They are copied in pieces, each a run of the job's list: of each node one contiguous copy
+ * for consecutive experts, so that a piece has at least 4 MiB of every node where there are so many
+ * experts, and batched copies where there are not. A piece is a quarter of what is left: few
+ * launches, and little to compute when the last has arrived. gpu_window.h has the states of a
+ * piece; here is what is done between them:
  *
- *   empty --fill--> filling --last copy queued, `copied` recorded--> queued --acquire--> in use
- *     ^                                                                                   |
- *     +---- chosen again; the copy stream waits for `used` <--- release, `used` recorded --+
+ *   open     choose experts and space; queue on `copies` a wait for `used` of what is reclaimed,
+ * and of cells that are given anew; write the host table once its last copy is past fill     queue
+ * the table's copy and the weights'; pinned memory at once, the rest as staging buffers come free
+ * (gpu_stream_pump, or waiting in gpu_stream_next) queue    record `copied` take     `on` waits for
+ * `copied`; the caller queues its computation spend    record `used` on `on`; the experts that are
+ * to stay are held from now on drop     instead of take: nobody has computed with it, and what is
+ * queued into it is harmless, as the next filling is behind it on the same stream; its cells are
+ * given up
  *
- * - Copies into a slot wait (on the copy stream) for `used`: its last computation is past.
- * - Computation waits (on the compute stream) for `copied`: all of the layer has arrived.
- * - The host waits for `copied` before it fills the slot's host tables again, and for a ring
- *   buffer's event before it fills that.
- * - Pinned memory is queued at once. From the ring, copies are queued as buffers come free, by
- *   gpu_stream_pump: while the caller waits for a computation, or in acquire, which waits itself.
- * - Layers come in turn, so the slot to give up is that of the layer needed last: with k slots,
- *   k - 2 layers are found in place each pass; k = 2 is plain double buffering.
- * - A copy that fails leaves its slot empty. Work that was queued before is harmless: the next
- *   filling of the slot is behind it on the same stream.
+ * Experts that stay have cells (gpu_cache.h). A cell's weights are copied in the piece of the call
+ * that missed them. The layer's table of held experts goes to the device only when it has changed,
+ * and is written only when `used` of the layer is past, behind which no copy of it can be.
+ *
+ * One job is taken from, the other is prefetched: pieces of the next layer follow those of this one
+ * at once. A job that turns out not to be wanted, or whose weights have changed since, is dropped
+ * piece by piece; bytes that are under way by then are lost time, but never wrong.
+ *
+ * After a failed call (gpu_stream_end with parts that were not done with) the caller's stream is
+ * waited for: what was queued may still read.
  *
  * SPDX-License-Identifier: Apache-2.0
  */
@@ -32,7 +42,7 @@
 
 #include "base/checked.h"
 
-enum { ALIGN = 256 };
+enum { ALIGN = 256, PARTS_OF_WINDOW = 4 };
 
 _Static_assert(NUMOE_GPU_ABSENT == NUMOE_CUDA_ABSENT, "one mark of an absent expert");
 
@@ -41,329 +51,607 @@ static uint64_t aligned(uint64_t bytes)
     return (bytes + ALIGN - 1) / ALIGN * ALIGN;
 }
 
-/* ---- slots ----------------------------------------------------------------------------------- */
-
-static int slot_init(struct gpu_stream *s, struct gpu_slot *slot, struct numoe_error *error)
+static uint32_t *table_of(const struct gpu_stream *s, uint8_t *tables, uint64_t index)
 {
-    struct numoe_gpu *gpu = s->gpu;
-    const struct gpu_ops *ops = gpu->ops;
-    uint8_t *memory = NULL;
-    int rc;
-
-    *slot = (struct gpu_slot){.layer = GPU_NO_LAYER};
-    rc = gpu_judge(gpu, ops->allocate(gpu->device, s->slot_bytes, (void **)&memory), error,
-                   "allocating %llu MiB for a layer", (unsigned long long)(s->slot_bytes >> 20));
-    if (rc)
-        return rc;
-    slot->weights = memory;
-    slot->slice_at = (uint32_t *)(void *)(memory + aligned(s->weight_bytes));
-    if (s->bias_bytes)
-        slot->down_bias =
-            (float *)(void *)(memory + aligned(s->weight_bytes) + aligned(s->table_bytes));
-    rc = gpu_judge(gpu,
-                   ops->host_allocate(gpu->device, aligned(s->table_bytes) + s->bias_bytes,
-                                      (void **)&slot->tables),
-                   error, "allocating pinned memory for tables");
-    if (!rc)
-        rc =
-            gpu_judge(gpu, ops->event_create(gpu->device, &slot->copied), error, "making an event");
-    if (!rc)
-        rc = gpu_judge(gpu, ops->event_create(gpu->device, &slot->used), error, "making an event");
-    return rc;
+    return (uint32_t *)(void *)(tables + index * aligned(s->table_bytes));
 }
 
-static void slot_fini(struct gpu_stream *s, struct gpu_slot *slot)
-{
-    struct numoe_gpu *gpu = s->gpu;
-    const struct gpu_ops *ops = gpu->ops;
+/* ---- making ---------------------------------------------------------------------------------- */
 
-    if (slot->used)
-        gpu_judge(gpu, ops->event_destroy(gpu->device, slot->used), NULL, "freeing an event");
-    if (slot->copied)
-        gpu_judge(gpu, ops->event_destroy(gpu->device, slot->copied), NULL, "freeing an event");
-    if (slot->tables)
-        gpu_judge(gpu, ops->host_release(gpu->device, slot->tables), NULL, "freeing tables");
-    if (slot->weights)
-        gpu_judge(gpu, ops->release(gpu->device, slot->weights), NULL, "freeing a slot");
-    *slot = (struct gpu_slot){.layer = GPU_NO_LAYER};
-}
-
-/* The largest layer decides, and each region begins aligned. */
-static int measure(struct gpu_stream *s, struct numoe_error *error)
+static int count_experts(struct gpu_stream *s, struct numoe_error *error)
 {
     const struct numoe_gpu_source *source = s->source;
-    const uint64_t width = 32 * source->shape.hidden_tiles;
 
-    for (uint64_t layer = 0; layer < source->layers; layer++) {
-        uint64_t sum = 0;
-        for (uint32_t i = 0; i < source->region_count; i++) {
-            const void *address;
-            uint64_t bytes;
-            source->region(source->user, layer, i, &address, &bytes);
-            if (!numoe_add_u64(sum, aligned(bytes), &sum))
-                return numoe_error_set(error, -EOVERFLOW, "model", "a layer overflows 64 bits");
+    s->wanted = calloc(source->layers, sizeof *s->wanted);
+    if (!s->wanted)
+        return numoe_error_set(error, -ENOMEM, "model", "out of memory");
+    for (uint64_t layer = 0; layer < source->layers; layer++)
+        for (uint64_t e = 0; e < source->experts; e++) {
+            uint64_t slices = 0;
+            for (uint32_t i = 0; i < source->region_count; i++) {
+                const uint8_t *address;
+                slices += source->place(source->user, layer, e, i, &address);
+            }
+            s->wanted[layer] += slices != 0;
         }
-        if (sum > s->weight_bytes)
-            s->weight_bytes = sum;
-    }
-    if (s->weight_bytes / 64 >= NUMOE_CUDA_ABSENT)
-        return numoe_error_set(error, -EOVERFLOW, "model", "a layer of %llu bytes is too large",
-                               (unsigned long long)s->weight_bytes);
-    s->table_bytes = source->experts * source->slices * sizeof(uint32_t);
-    s->bias_bytes = source->down_bias ? source->experts * width * sizeof(float) : 0;
-    s->slot_bytes = aligned(s->weight_bytes) + aligned(s->table_bytes) + aligned(s->bias_bytes);
     return 0;
 }
 
-static uint32_t fewest(const struct gpu_stream *s)
+/* How many cells there are of so much memory, and what is left for the window. */
+static uint64_t divide(const struct gpu_stream *s, uint64_t bytes, uint64_t *window)
 {
-    return s->source->layers == 1 ? 1 : 2;
+    const uint64_t least = 2 * s->cell_bytes;
+    uint64_t count = 0, cells;
+
+    for (uint64_t l = 0; l < s->source->layers; l++)
+        count += s->wanted[l];
+    cells = s->cache_wanted / s->cell_bytes < count ? s->cache_wanted / s->cell_bytes : count;
+    *window = s->window_wanted < least ? least : s->window_wanted / 64 * 64;
+    /* where all can stay, nothing passes through but what was replaced */
+    if (cells == count && bytes - least >= count * s->cell_bytes)
+        *window = least;
+    if (*window > bytes / 2)
+        *window = bytes / 2 > least ? bytes / 2 / 64 * 64 : least;
+    return cells < (bytes - *window) / s->cell_bytes ? cells : (bytes - *window) / s->cell_bytes;
+}
+
+/* Device memory of the cells and the window, at most so much, and less while there is too little.
+ */
+static int make_pool(struct gpu_stream *s, uint64_t most, struct numoe_error *error)
+{
+    struct numoe_gpu *gpu = s->gpu;
+    const uint64_t least = 2 * s->cell_bytes;
+    int rc;
+
+    for (;;) {
+        struct numoe_error inner = NUMOE_ERROR_INIT;
+        uint64_t window, bytes;
+        const uint64_t cells = divide(s, most > least ? most : least, &window);
+
+        bytes = cells * s->cell_bytes + window;
+        rc = bytes / 64 >= NUMOE_CUDA_ABSENT || cells >= UINT32_MAX
+                 ? -ENOMEM /* beyond what a place can say: less will do */
+                 : gpu_judge(gpu, gpu->ops->allocate(gpu->device, bytes, (void **)&s->pool), &inner,
+                             "allocating %llu MiB for experts", (unsigned long long)(bytes >> 20));
+        if (!rc) {
+            s->pool_bytes = bytes;
+            s->window.bytes = window;
+            return gpu_cache_resize(&s->cache, (uint32_t)cells, s->wanted);
+        }
+        s->pool = NULL;
+        if (rc != -ENOMEM || bytes <= least) {
+            if (error)
+                *error = inner;
+            return rc;
+        }
+        most = bytes - bytes / 8 - 1;
+    }
+}
+
+static int make_events(struct gpu_stream *s, struct numoe_error *error)
+{
+    struct numoe_gpu *gpu = s->gpu;
+    const struct gpu_ops *ops = gpu->ops;
+    int rc = gpu_judge(gpu, ops->stream_create(gpu->device, &s->copies), error, "making a stream");
+
+    if (!rc)
+        rc = gpu_judge(gpu, ops->stream_create(gpu->device, &s->compute), error, "making a stream");
+    if (!rc)
+        rc =
+            gpu_judge(gpu, ops->event_create(gpu->device, &s->bias_sent), error, "making an event");
+    for (uint64_t l = 0; !rc && l < s->source->layers; l++)
+        rc = gpu_judge(gpu, ops->event_create(gpu->device, &s->used[l]), error, "making an event");
+    for (uint32_t i = 0; !rc && i < GPU_PIECES; i++) {
+        struct gpu_piece *p = &s->window.pieces[i];
+        rc = gpu_judge(gpu, ops->event_create(gpu->device, &p->copied), error, "making an event");
+        if (!rc)
+            rc = gpu_judge(gpu, ops->event_create(gpu->device, &p->used), error, "making an event");
+    }
+    return rc;
+}
+
+static int make_tables(struct gpu_stream *s, uint64_t bias_bytes, struct numoe_error *error)
+{
+    struct numoe_gpu *gpu = s->gpu;
+    const struct gpu_ops *ops = gpu->ops;
+    const uint64_t bytes = (s->source->layers + GPU_PIECES) * aligned(s->table_bytes);
+    int rc = gpu_judge(gpu, ops->allocate(gpu->device, bytes, (void **)&s->tables), error,
+                       "allocating tables of experts");
+
+    if (!rc)
+        rc = gpu_judge(gpu, ops->host_allocate(gpu->device, bytes, (void **)&s->host_tables), error,
+                       "allocating pinned memory for tables");
+    if (!rc && bias_bytes)
+        rc = gpu_judge(gpu, ops->allocate(gpu->device, bias_bytes, (void **)&s->bias), error,
+                       "allocating biases");
+    if (!rc && bias_bytes)
+        rc = gpu_judge(gpu, ops->host_allocate(gpu->device, bias_bytes, (void **)&s->host_bias),
+                       error, "allocating pinned memory for biases");
+    for (uint32_t i = 0; !rc && i < GPU_PIECES; i++) {
+        s->window.pieces[i].host_table = table_of(s, s->host_tables, s->source->layers + i);
+        s->window.pieces[i].table = table_of(s, s->tables, s->source->layers + i);
+    }
+    return rc;
+}
+
+static int make_lists(struct gpu_stream *s)
+{
+    const uint64_t layers = s->source->layers, experts = s->source->experts;
+    bool there = true;
+
+    s->stale = calloc(layers, sizeof *s->stale);
+    s->seen = calloc(layers, sizeof *s->seen);
+    s->generation = calloc(layers, sizeof *s->generation);
+    s->used = calloc(layers, sizeof *s->used);
+    s->everything = calloc(experts, sizeof *s->everything);
+    s->slices_had = calloc(experts, sizeof *s->slices_had);
+    s->batch_to = calloc(GPU_BATCH, sizeof *s->batch_to);
+    s->batch_from = calloc(GPU_BATCH, sizeof *s->batch_from);
+    s->batch_bytes = calloc(GPU_BATCH, sizeof *s->batch_bytes);
+    for (int i = 0; i < 2; i++) {
+        s->jobs[i].layer = GPU_NO_LAYER;
+        s->jobs[i].list = calloc(experts, sizeof *s->jobs[i].list);
+        s->jobs[i].listed = calloc(experts, sizeof *s->jobs[i].listed);
+        there = there && s->jobs[i].list && s->jobs[i].listed;
+    }
+    if (!there || !s->stale || !s->seen || !s->generation || !s->used || !s->everything ||
+        !s->slices_had || !s->batch_to || !s->batch_from || !s->batch_bytes)
+        return -ENOMEM;
+    for (uint64_t l = 0; l < layers; l++)
+        s->stale[l] = true;
+    for (uint64_t e = 0; e < experts; e++)
+        s->everything[e] = 1;
+    return 0;
+}
+
+/* The user of each cell, of as many as there are now. */
+static int forget_users(struct gpu_stream *s, struct numoe_error *error)
+{
+    free(s->cell_user);
+    s->cell_user = calloc((size_t)s->cache.cells + 1, sizeof *s->cell_user);
+    if (!s->cell_user)
+        return numoe_error_set(error, -ENOMEM, "cells", "out of memory");
+    for (uint32_t i = 0; i < s->cache.cells; i++)
+        s->cell_user[i] = GPU_NO_LAYER;
+    return 0;
 }
 
 int gpu_stream_init(struct gpu_stream *s, struct numoe_gpu *gpu,
                     const struct numoe_gpu_source *source, const struct gpu_pinned *pinned,
-                    struct gpu_ring *ring, uint64_t slots, uint64_t budget_bytes,
+                    struct gpu_ring *ring, const struct gpu_stream_sizes *sizes,
                     struct numoe_error *error)
 {
-    const struct gpu_ops *ops = gpu->ops;
-    struct numoe_error inner = NUMOE_ERROR_INIT;
+    const uint64_t width = 32 * source->shape.hidden_tiles;
+    const uint64_t bias_bytes =
+        source->down_bias ? source->layers * source->experts * width * sizeof(float) : 0;
+    uint64_t fixed;
     int rc;
 
     *s = (struct gpu_stream){.gpu = gpu, .source = source, .pinned = pinned, .ring = ring};
-    rc = measure(s, error);
-    if (rc)
-        return rc;
-    if (slots > source->layers)
-        slots = source->layers;
-    if (slots < fewest(s))
-        slots = fewest(s);
-    if (slots > budget_bytes / s->slot_bytes)
-        slots = budget_bytes / s->slot_bytes;
-    if (slots < fewest(s))
-        return numoe_error_set(error, -ENOMEM, gpu->properties.name,
-                               "%u layers of %llu MiB do not fit in the %llu MiB of device memory "
-                               "that may be used",
-                               fewest(s), (unsigned long long)(s->slot_bytes >> 20),
-                               (unsigned long long)(budget_bytes >> 20));
-    s->slots = calloc(slots, sizeof *s->slots);
-    s->region_at = calloc(source->region_count, sizeof *s->region_at);
-    if (!s->slots || !s->region_at) {
-        numoe_error_set(error, -ENOMEM, "slots", "out of memory");
-        rc = -ENOMEM;
+    s->cell_bytes = source->slices * source->shape.bytes;
+    s->window_wanted = sizes->window;
+    s->cache_wanted = sizes->cache;
+    s->piece_least = sizes->piece;
+    s->table_bytes = source->experts * source->slices * sizeof(uint32_t);
+    fixed = (source->layers + GPU_PIECES) * aligned(s->table_bytes) + bias_bytes;
+    if (sizes->budget < fixed + 2 * s->cell_bytes) {
+        rc = numoe_error_set(error, -ENOMEM, gpu->properties.name,
+                             "two experts of %llu KiB and %llu KiB of tables and biases do not fit "
+                             "in the %llu MiB of device memory that may be used",
+                             (unsigned long long)(s->cell_bytes >> 10),
+                             (unsigned long long)(fixed >> 10),
+                             (unsigned long long)(sizes->budget >> 20));
         goto fail;
     }
-    rc = gpu_judge(gpu, ops->stream_create(gpu->device, &s->copies), error, "making a stream");
+    rc = count_experts(s, error);
+    if (rc)
+        goto fail;
+    rc = make_lists(s);
     if (!rc)
-        rc = gpu_judge(gpu, ops->stream_create(gpu->device, &s->compute), error, "making a stream");
-    if (rc)
-        goto fail;
-    while (s->slot_count < slots) {
-        rc = slot_init(s, &s->slots[s->slot_count], &inner);
-        if (rc) {
-            slot_fini(s, &s->slots[s->slot_count]);
-            break;
-        }
-        s->slot_count++;
-    }
-    /* short of memory: fewer slots do, if enough are left for copying beside computing */
-    if (rc && (rc != -ENOMEM || s->slot_count < fewest(s))) {
-        if (error)
-            *error = inner;
+        rc = gpu_cache_init(&s->cache, source->layers, (uint32_t)source->experts, 0, s->wanted);
+    if (rc) {
+        numoe_error_set(error, rc, "experts", "out of memory");
         goto fail;
     }
-    return 0;
+    rc = make_events(s, error);
+    if (!rc)
+        rc = make_tables(s, bias_bytes, error);
+    if (!rc)
+        rc = make_pool(s, sizes->budget - fixed, error);
+    if (!rc)
+        rc = forget_users(s, error);
+    if (!rc)
+        return 0;
 fail:
     gpu_stream_fini(s);
     return rc;
 }
 
+static void drop_event(struct gpu_stream *s, void *event)
+{
+    if (event)
+        gpu_judge(s->gpu, s->gpu->ops->event_destroy(s->gpu->device, event), NULL,
+                  "freeing an event");
+}
+
 void gpu_stream_fini(struct gpu_stream *s)
 {
-    if (!s->gpu)
-        return;
     struct numoe_gpu *gpu = s->gpu;
 
+    if (!gpu)
+        return;
+    const struct gpu_ops *ops = gpu->ops;
+
     if (s->copies)
-        gpu_judge(gpu, gpu->ops->stream_sync(gpu->device, s->copies), NULL, "the last copies");
+        gpu_judge(gpu, ops->stream_sync(gpu->device, s->copies), NULL, "the last copies");
     if (s->compute)
-        gpu_judge(gpu, gpu->ops->stream_sync(gpu->device, s->compute), NULL,
-                  "the last computation");
-    for (uint32_t i = 0; s->slots && i < s->slot_count; i++)
-        slot_fini(s, &s->slots[i]);
+        gpu_judge(gpu, ops->stream_sync(gpu->device, s->compute), NULL, "the last computation");
+    for (uint32_t i = 0; i < GPU_PIECES; i++) {
+        drop_event(s, s->window.pieces[i].copied);
+        drop_event(s, s->window.pieces[i].used);
+    }
+    for (uint64_t l = 0; s->used && l < s->source->layers; l++)
+        drop_event(s, s->used[l]);
+    drop_event(s, s->bias_sent);
+    if (s->pool)
+        gpu_judge(gpu, ops->release(gpu->device, s->pool), NULL, "freeing experts");
+    if (s->bias)
+        gpu_judge(gpu, ops->release(gpu->device, s->bias), NULL, "freeing biases");
+    if (s->tables)
+        gpu_judge(gpu, ops->release(gpu->device, s->tables), NULL, "freeing tables");
+    if (s->host_bias)
+        gpu_judge(gpu, ops->host_release(gpu->device, s->host_bias), NULL, "freeing biases");
+    if (s->host_tables)
+        gpu_judge(gpu, ops->host_release(gpu->device, s->host_tables), NULL, "freeing tables");
     if (s->compute)
-        gpu_judge(gpu, gpu->ops->stream_destroy(gpu->device, s->compute), NULL, "freeing a stream");
+        gpu_judge(gpu, ops->stream_destroy(gpu->device, s->compute), NULL, "freeing a stream");
     if (s->copies)
-        gpu_judge(gpu, gpu->ops->stream_destroy(gpu->device, s->copies), NULL, "freeing a stream");
-    free(s->slots);
-    free(s->region_at);
+        gpu_judge(gpu, ops->stream_destroy(gpu->device, s->copies), NULL, "freeing a stream");
+    gpu_cache_fini(&s->cache);
+    for (int i = 0; i < 2; i++) {
+        free(s->jobs[i].list);
+        free(s->jobs[i].listed);
+    }
+    free(s->wanted);
+    free(s->cell_user);
+    free(s->stale);
+    free(s->seen);
+    free(s->generation);
+    free(s->used);
+    free(s->everything);
+    free(s->slices_had);
+    free(s->copy);
+    free(s->batch_to);
+    free(s->batch_from);
+    free(s->batch_bytes);
     *s = (struct gpu_stream){0};
 }
 
-/* ---- choosing -------------------------------------------------------------------------------- */
-
-static struct gpu_slot *find(struct gpu_stream *s, uint64_t layer)
+bool gpu_stream_resident(const struct gpu_stream *s)
 {
-    for (uint32_t i = 0; i < s->slot_count; i++)
-        if (s->slots[i].layer == layer)
-            return &s->slots[i];
-    return NULL;
+    for (uint64_t l = 0; l < s->source->layers; l++)
+        if (s->cache.limit[l] < s->wanted[l])
+            return false;
+    return true;
 }
 
-/* An empty slot, else that of the layer needed last when `layer` is next; never that of keep. */
-static struct gpu_slot *victim(struct gpu_stream *s, uint64_t layer, uint64_t keep)
-{
-    struct gpu_slot *best = NULL;
-    uint64_t furthest = 0;
+/* ---- jobs ------------------------------------------------------------------------------------ */
 
-    for (uint32_t i = 0; i < s->slot_count; i++) {
-        struct gpu_slot *slot = &s->slots[i];
-        uint64_t distance;
-        if (slot->layer == GPU_NO_LAYER)
-            return slot;
-        if (slot->layer == keep || slot == s->filling)
-            continue;
-        distance = (slot->layer + s->source->layers - layer) % s->source->layers;
-        if (!best || distance > furthest) {
-            best = slot;
-            furthest = distance;
-        }
+/* The piece is given up before anyone computed with it. */
+static void drop_piece(struct gpu_stream *s, struct gpu_piece *p)
+{
+    struct gpu_job *job = &s->jobs[p->job];
+
+    if (p == s->filling) {
+        /* its host table may be on its way: `copied` is what a later use of that waits for */
+        if (s->table_sent)
+            gpu_judge(s->gpu, s->gpu->ops->event_record(s->gpu->device, p->copied, s->copies), NULL,
+                      "marking a piece as given up");
+        s->filling = NULL;
+        s->batch_count = 0;
     }
-    return best;
+    for (uint32_t i = p->first; i < p->end; i++)
+        if (!gpu_cache_holds(&s->cache, job->layer, job->list[i]))
+            gpu_cache_drop(&s->cache, job->layer, job->list[i]);
+    p->state = GPU_PIECE_SPENT;
 }
 
-int gpu_stream_shrink(struct gpu_stream *s, uint64_t layer, struct numoe_error *error)
+static void drop_job(struct gpu_stream *s, uint32_t index)
 {
-    struct numoe_gpu *gpu = s->gpu;
-    struct gpu_slot *slot = s->slot_count > fewest(s) ? victim(s, layer, layer) : NULL, *last;
-    int rc;
+    struct gpu_job *job = &s->jobs[index];
 
-    if (!slot)
-        return numoe_error_set(error, -ENOMEM, gpu->properties.name,
-                               "out of device memory with %u slots left", s->slot_count);
-    rc = gpu_judge(gpu, gpu->ops->stream_sync(gpu->device, s->copies), error, "the copies");
-    if (!rc)
-        rc = gpu_judge(gpu, gpu->ops->stream_sync(gpu->device, s->compute), error,
-                       "the computation");
+    if (job->layer == GPU_NO_LAYER)
+        return;
+    for (uint32_t i = 0; i < s->window.count; i++) {
+        struct gpu_piece *p = gpu_window_piece(&s->window, i);
+        if (p->job == index && (p->state == GPU_PIECE_FILLING || p->state == GPU_PIECE_QUEUED))
+            drop_piece(s, p);
+    }
+    for (uint32_t i = job->opened; i < job->count; i++)
+        gpu_cache_drop(&s->cache, job->layer, job->list[i]);
+    memset(job->listed, 0, s->source->experts * sizeof *job->listed);
+    job->layer = GPU_NO_LAYER;
+    job->count = job->opened = 0;
+}
+
+/* What the device has of a layer is of its weights as they are now, or forgotten. */
+static int meet_generation(struct gpu_stream *s, uint64_t layer, struct numoe_error *error)
+{
+    const struct numoe_gpu_source *source = s->source;
+    const uint32_t generation = source->generation(source->user, layer);
+    const uint64_t width = 32 * source->shape.hidden_tiles, rows = source->experts * width;
+    struct numoe_gpu *gpu = s->gpu;
+    const struct gpu_ops *ops = gpu->ops;
+    int rc = 0;
+
+    if (s->seen[layer] && s->generation[layer] == generation)
+        return 0;
+    for (uint32_t i = 0; i < 2; i++)
+        if (s->jobs[i].layer == layer)
+            drop_job(s, i);
+    gpu_cache_drop_layer(&s->cache, layer);
+    s->stale[layer] = true;
+    s->seen[layer] = false;
+    if (s->host_bias) {
+        /* of an earlier generation: still being copied, or read by a computation */
+        rc = gpu_judge(gpu, ops->event_sync(gpu->device, s->bias_sent), error, "copying biases");
+        if (!rc)
+            rc = gpu_judge(gpu, ops->stream_wait(gpu->device, s->copies, s->used[layer]), error,
+                           "waiting for a layer");
+        for (uint64_t e = 0; !rc && e < source->experts; e++) {
+            const float *row = source->bias(source->user, layer, e);
+            if (row)
+                memcpy(s->host_bias + layer * rows + e * width, row, width * sizeof *row);
+        }
+        if (!rc)
+            rc = gpu_judge(gpu,
+                           ops->copy_in(gpu->device, s->copies, s->bias + layer * rows,
+                                        s->host_bias + layer * rows, rows * sizeof *s->bias),
+                           error, "copying the biases of layer %llu", (unsigned long long)layer);
+        if (!rc)
+            rc = gpu_judge(gpu, ops->event_record(gpu->device, s->bias_sent, s->copies), error,
+                           "marking biases");
+    }
     if (rc)
         return rc;
-    slot_fini(s, slot); /* a victim is never being filled */
-    last = &s->slots[--s->slot_count];
-    if (slot != last) {
-        *slot = *last;
-        *last = (struct gpu_slot){.layer = GPU_NO_LAYER};
-        if (s->filling == last)
-            s->filling = slot;
-    }
+    s->seen[layer] = true;
+    s->generation[layer] = generation;
     return 0;
 }
 
-void gpu_stream_forget(struct gpu_stream *s)
+/* Add to a job what it lacks of the experts in need. */
+static void list_experts(struct gpu_stream *s, struct gpu_job *job, const uint32_t *need)
 {
-    s->filling = NULL;
-    for (uint32_t i = 0; i < s->slot_count; i++) {
-        s->slots[i].layer = GPU_NO_LAYER;
-        s->slots[i].queued = false;
+    const struct numoe_gpu_source *source = s->source;
+
+    for (uint32_t e = 0; e < source->experts; e++) {
+        uint32_t displaced;
+        if (!need[e] || job->listed[e] || gpu_cache_holds(&s->cache, job->layer, e) ||
+            !source->present(source->user, job->layer, e))
+            continue;
+        job->listed[e] = true;
+        job->list[job->count++] = e;
+        gpu_cache_admit(&s->cache, job->layer, e, need, &displaced);
+        if (displaced != GPU_NO_CELL)
+            s->stale[job->layer] = true;
     }
+}
+
+static void start_job(struct gpu_stream *s, uint32_t index, uint64_t layer)
+{
+    struct gpu_job *job = &s->jobs[index];
+
+    job->layer = layer;
+    job->generation = s->generation[layer];
+    job->count = job->opened = 0;
+    s->jobs_begun++;
+}
+
+/* ---- opening a piece ------------------------------------------------------------------------- */
+
+static int add_copy(struct gpu_stream *s, const uint8_t *from, uint64_t to, uint64_t bytes)
+{
+    struct gpu_copy *last = s->copy_count ? &s->copy[s->copy_count - 1] : NULL;
+
+    if (last && last->from + last->bytes == from && last->to + last->bytes == to) {
+        last->bytes += bytes;
+        return 0;
+    }
+    if (s->copy_count == s->copy_room) {
+        const uint32_t room = s->copy_room ? 2 * s->copy_room : 64;
+        struct gpu_copy *copy = realloc(s->copy, room * sizeof *copy);
+        if (!copy)
+            return -ENOMEM;
+        s->copy = copy;
+        s->copy_room = room;
+    }
+    s->copy[s->copy_count++] = (struct gpu_copy){from, to, bytes};
+    return 0;
+}
+
+static uint32_t cell_of(const struct gpu_stream *s, const struct gpu_job *job, uint32_t i)
+{
+    return s->cache.cell_of[gpu_cache_at(&s->cache, job->layer, job->list[i])];
+}
+
+/* Copies and places of the experts [first, end) of a list, from `to` on, region after region: each
+ * gives consecutive experts as one range. */
+static int lay_out_run(struct gpu_stream *s, const struct gpu_job *job, uint32_t first,
+                       uint32_t end, uint64_t to, uint32_t *table)
+{
+    const struct numoe_gpu_source *source = s->source;
+    const uint64_t units = source->shape.bytes / 64;
+    int rc = 0;
+
+    for (uint32_t i = first; i < end; i++)
+        s->slices_had[job->list[i]] = 0;
+    for (uint32_t r = 0; !rc && r < source->region_count; r++)
+        for (uint32_t i = first; !rc && i < end; i++) {
+            const uint32_t e = job->list[i];
+            const uint8_t *from;
+            const uint64_t count = source->place(source->user, job->layer, e, r, &from);
+            uint32_t *at = table + (uint64_t)e * source->slices + s->slices_had[e];
+            if (!count)
+                continue;
+            s->slices_had[e] += (uint32_t)count;
+            for (uint64_t k = 0; k < count; k++)
+                at[k] = (uint32_t)(to / 64 + k * units);
+            rc = add_copy(s, from, to, count * source->shape.bytes);
+            to += count * source->shape.bytes;
+        }
+    return rc;
+}
+
+/* How many experts the next piece has, and how many bytes of the window it takes. */
+static uint32_t size_piece(const struct gpu_stream *s, const struct gpu_job *job, uint64_t *bytes)
+{
+    const uint64_t left = job->count - job->opened, most = s->window.bytes / PARTS_OF_WINDOW;
+    const uint64_t least =
+        (s->source->region_count * s->piece_least + s->cell_bytes - 1) / s->cell_bytes;
+    uint64_t want = (left + 3) / 4;
+    uint32_t count = 0;
+
+    want = want < least ? least : want;
+    want = want < left ? want : left;
+    for (*bytes = 0; count < want; count++) {
+        const bool passes = cell_of(s, job, job->opened + count) == GPU_NO_CELL;
+        if (passes && *bytes && *bytes + s->cell_bytes > most)
+            break;
+        *bytes += passes ? s->cell_bytes : 0;
+    }
+    return count;
+}
+
+/* Wait, on the copy stream, for the computations that read a cell which is given anew. */
+static int await_cells(struct gpu_stream *s, const struct gpu_job *job, uint32_t count,
+                       struct numoe_error *error)
+{
+    uint64_t last = GPU_NO_LAYER;
+    int rc = 0;
+
+    for (uint32_t i = job->opened; !rc && i < job->opened + count; i++) {
+        const uint32_t cell = cell_of(s, job, i);
+        if (cell == GPU_NO_CELL)
+            continue;
+        if (s->cell_user[cell] != GPU_NO_LAYER && s->cell_user[cell] != last) {
+            last = s->cell_user[cell];
+            rc = gpu_judge(s->gpu,
+                           s->gpu->ops->stream_wait(s->gpu->device, s->copies, s->used[last]),
+                           error, "waiting for experts of layer %llu", (unsigned long long)last);
+        }
+    }
+    return rc;
+}
+
+/* -EAGAIN: no space before older pieces are done with. */
+static int open_piece(struct gpu_stream *s, uint32_t index, struct numoe_error *error)
+{
+    struct gpu_job *job = &s->jobs[index];
+    struct numoe_gpu *gpu = s->gpu;
+    const struct gpu_ops *ops = gpu->ops;
+    struct gpu_piece *p;
+    uint64_t bytes, to;
+    uint32_t reclaim, count = size_piece(s, job, &bytes);
+    int rc = gpu_window_room(&s->window, bytes, &reclaim);
+
+    if (rc)
+        return rc;
+    for (uint32_t i = 0; !rc && i < reclaim; i++) {
+        p = gpu_window_piece(&s->window, i);
+        if (p->was_used)
+            rc = gpu_judge(gpu, ops->stream_wait(gpu->device, s->copies, p->used), error,
+                           "waiting for a piece");
+    }
+    if (!rc)
+        rc = await_cells(s, job, count, error);
+    if (rc)
+        return rc;
+    p = gpu_window_open(&s->window, bytes, reclaim);
+    p->job = index;
+    p->first = job->opened;
+    p->end = job->opened += count;
+    s->filling = p;
+    s->copy_count = s->copy_at = s->batch_count = 0;
+    s->copy_offset = 0;
+    s->table_sent = false;
+    rc = gpu_judge(gpu, ops->event_sync(gpu->device, p->copied), error, "waiting for a table");
+    if (rc)
+        goto fail;
+    for (uint64_t e = 0; e < s->source->experts; e++)
+        p->host_table[e * s->source->slices] = NUMOE_GPU_ABSENT;
+    to = s->cache.cells * s->cell_bytes + gpu_window_begin(&s->window, p);
+    for (uint32_t i = p->first, end; !rc && i < p->end; i = end) {
+        const uint32_t cell = cell_of(s, job, i);
+        for (end = i + 1; cell == GPU_NO_CELL && end < p->end && cell_of(s, job, end) == cell &&
+                          job->list[end] == job->list[end - 1] + 1;)
+            end++;
+        rc = lay_out_run(s, job, i, end, cell == GPU_NO_CELL ? to : cell * s->cell_bytes,
+                         p->host_table);
+        to += cell == GPU_NO_CELL ? (end - i) * s->cell_bytes : 0;
+    }
+    if (rc) {
+        numoe_error_set(error, rc, "copies", "out of memory");
+        goto fail;
+    }
+    return 0;
+fail:
+    drop_piece(s, p);
+    return rc;
 }
 
 /* ---- filling --------------------------------------------------------------------------------- */
 
-/* Give the filling up. Its host tables may be on their way: `copied` is recorded behind them. */
-static int fill_failed(struct gpu_stream *s, int rc)
+static int send_batch(struct gpu_stream *s, struct numoe_error *error)
 {
-    struct gpu_slot *slot = s->filling;
-
-    if (slot->tables_sent)
-        gpu_judge(s->gpu, s->gpu->ops->event_record(s->gpu->device, slot->copied, s->copies), NULL,
-                  "marking a layer as given up");
-    slot->layer = GPU_NO_LAYER;
-    slot->queued = false;
-    s->filling = NULL;
-    return rc;
-}
-
-static int begin(struct gpu_stream *s, struct gpu_slot *slot, uint64_t layer,
-                 struct numoe_error *error)
-{
-    struct numoe_gpu *gpu = s->gpu;
-    int rc;
-
-    slot->layer = layer;
-    slot->generation = s->source->generation(s->source->user, layer);
-    slot->queued = slot->tables_sent = false;
-    slot->region = 0;
-    slot->offset = 0;
-    s->filling = slot;
-    s->copies_begun++;
-    rc = gpu_judge(gpu, gpu->ops->stream_wait(gpu->device, s->copies, slot->used), error,
-                   "waiting for the slot of layer %llu", (unsigned long long)layer);
-    return rc ? fill_failed(s, rc) : 0;
-}
-
-static int send_tables(struct gpu_stream *s, struct numoe_error *error)
-{
-    struct gpu_slot *slot = s->filling;
-    const struct numoe_gpu_source *source = s->source;
     struct numoe_gpu *gpu = s->gpu;
     const struct gpu_ops *ops = gpu->ops;
-    uint64_t at = 0;
-    int rc;
+    bool small = false;
+    int rc = 0;
 
-    rc = gpu_judge(gpu, ops->event_sync(gpu->device, slot->copied), error,
-                   "waiting for the tables of a slot");
-    if (rc)
-        return rc;
-    for (uint32_t i = 0; i < source->region_count; i++) {
-        const void *address;
-        uint64_t bytes;
-        s->region_at[i] = at / 64;
-        source->region(source->user, slot->layer, i, &address, &bytes);
-        at += aligned(bytes);
-    }
-    source->tables(source->user, slot->layer, s->region_at, (uint32_t *)(void *)slot->tables,
-                   slot->down_bias ? (float *)(void *)(slot->tables + aligned(s->table_bytes))
-                                   : NULL);
-    slot->tables_sent = true; /* on their way, whatever becomes of the rest */
-    rc = gpu_judge(
-        gpu, ops->copy_in(gpu->device, s->copies, slot->slice_at, slot->tables, s->table_bytes),
-        error, "copying the tables of layer %llu", (unsigned long long)slot->layer);
-    if (!rc && slot->down_bias)
+    for (uint32_t i = 0; i < s->batch_count; i++)
+        small = small || s->batch_bytes[i] < GPU_COPY_LEAST;
+    if (s->batch_count > 1 && small) {
         rc = gpu_judge(gpu,
-                       ops->copy_in(gpu->device, s->copies, slot->down_bias,
-                                    slot->tables + aligned(s->table_bytes), s->bias_bytes),
-                       error, "copying the biases of layer %llu", (unsigned long long)slot->layer);
+                       ops->copy_in_many(gpu->device, s->copies, s->batch_to, s->batch_from,
+                                         s->batch_bytes, s->batch_count),
+                       error, "copying experts");
+        s->batches++;
+    } else {
+        for (uint32_t i = 0; !rc && i < s->batch_count; i++)
+            rc = gpu_judge(gpu,
+                           ops->copy_in(gpu->device, s->copies, s->batch_to[i], s->batch_from[i],
+                                        s->batch_bytes[i]),
+                           error, "copying experts");
+    }
+    for (uint32_t i = 0; !rc && i < s->batch_count; i++)
+        s->copied_bytes += s->batch_bytes[i];
+    s->batch_count = 0;
     return rc;
 }
 
-/* One copy, as long as the memory is of one kind. *stuck: no staging buffer is free. */
-static int send_some(struct gpu_stream *s, const uint8_t *from, uint64_t to, uint64_t bytes,
-                     bool block, uint64_t *sent, struct numoe_error *error)
+/* A stretch that is not pinned, through a staging buffer. *sent is 0 when none is free. */
+static int send_staged(struct gpu_stream *s, const uint8_t *from, uint64_t to, uint64_t bytes,
+                       bool block, uint64_t *sent, struct numoe_error *error)
 {
     struct numoe_gpu *gpu = s->gpu;
-    struct gpu_slot *slot = s->filling;
     uint8_t *buffer;
-    bool is_pinned;
     int rc;
 
     *sent = 0;
-    bytes = gpu_pinned_reach(s->pinned, from, bytes, &is_pinned);
-    if (!is_pinned) {
-        if (!s->ring)
-            return numoe_error_set(error, -EINVAL, "staging", "memory is not pinned");
-        rc = gpu_ring_take(s->ring, block, &buffer, error);
-        if (rc || !buffer)
-            return rc;
-        if (bytes > s->ring->buffer_bytes)
-            bytes = s->ring->buffer_bytes;
-        if (s->source->copy)
-            s->source->copy(s->source->user, buffer, bytes, from, bytes, bytes, 1);
-        else
-            memcpy(buffer, from, bytes);
-        from = buffer;
-    }
-    rc = gpu_judge(gpu, gpu->ops->copy_in(gpu->device, s->copies, slot->weights + to, from, bytes),
-                   error, "copying layer %llu", (unsigned long long)slot->layer);
-    if (!rc && !is_pinned)
+    if (!s->ring)
+        return numoe_error_set(error, -EINVAL, "staging", "memory is not pinned");
+    rc = gpu_ring_take(s->ring, block, &buffer, error);
+    if (rc || !buffer)
+        return rc;
+    if (bytes > s->ring->buffer_bytes)
+        bytes = s->ring->buffer_bytes;
+    if (s->source->copy)
+        s->source->copy(s->source->user, buffer, bytes, from, bytes, bytes, 1);
+    else
+        memcpy(buffer, from, bytes);
+    rc = gpu_judge(gpu, gpu->ops->copy_in(gpu->device, s->copies, s->pool + to, buffer, bytes),
+                   error, "copying experts");
+    if (!rc)
         rc = gpu_ring_sent(s->ring, s->copies, error);
     if (rc)
         return rc;
@@ -372,109 +660,434 @@ static int send_some(struct gpu_stream *s, const uint8_t *from, uint64_t to, uin
     return 0;
 }
 
-int gpu_stream_pump(struct gpu_stream *s, bool block, bool *more, struct numoe_error *error)
+static int send_table(struct gpu_stream *s, struct numoe_error *error)
 {
-    struct gpu_slot *slot = s->filling;
-    const struct numoe_gpu_source *source = s->source;
-    uint64_t to = 0;
-    int rc = 0;
+    struct numoe_gpu *gpu = s->gpu;
+    struct gpu_piece *p = s->filling;
 
-    *more = false;
-    if (!slot)
-        return 0;
-    if (!slot->tables_sent)
-        rc = send_tables(s, error);
-    for (uint32_t i = 0; !rc && i < source->region_count; i++) {
-        const void *address;
-        uint64_t bytes;
-        source->region(source->user, slot->layer, i, &address, &bytes);
-        while (!rc && i == slot->region && slot->offset < bytes) {
-            uint64_t sent;
-            rc = send_some(s, (const uint8_t *)address + slot->offset, to + slot->offset,
-                           bytes - slot->offset, block, &sent, error);
-            slot->offset += sent;
-            if (!rc && !sent) {
-                *more = true;
-                return 0;
+    s->table_sent = true; /* on its way, whatever becomes of the rest */
+    return gpu_judge(
+        gpu, gpu->ops->copy_in(gpu->device, s->copies, p->table, p->host_table, s->table_bytes),
+        error, "copying a table");
+}
+
+/* Queue copies of the piece that is being filled. *stuck: no staging buffer is free. */
+static int fill(struct gpu_stream *s, bool block, bool *stuck, struct numoe_error *error)
+{
+    struct gpu_piece *p = s->filling;
+    int rc = s->table_sent ? 0 : send_table(s, error);
+
+    *stuck = false;
+    while (!rc && s->copy_at < s->copy_count) {
+        const struct gpu_copy *c = &s->copy[s->copy_at];
+        uint64_t bytes = c->bytes - s->copy_offset, to = c->to + s->copy_offset;
+        const uint8_t *from = c->from + s->copy_offset;
+        bool is_pinned;
+
+        bytes = gpu_pinned_reach(s->pinned, from, bytes, &is_pinned);
+        if (is_pinned) {
+            bytes = bytes < GPU_COPY_MOST ? bytes : GPU_COPY_MOST;
+            s->batch_to[s->batch_count] = s->pool + to;
+            s->batch_from[s->batch_count] = from;
+            s->batch_bytes[s->batch_count++] = bytes;
+            if (s->batch_count == GPU_BATCH)
+                rc = send_batch(s, error);
+        } else {
+            rc = send_staged(s, from, to, bytes, block, &bytes, error);
+            if (!rc && !bytes) {
+                *stuck = true;
+                rc = send_batch(s, error);
+                break;
             }
         }
-        if (i == slot->region) {
-            slot->region++;
-            slot->offset = 0;
+        s->copy_offset += bytes;
+        if (s->copy_offset == c->bytes) {
+            s->copy_at++;
+            s->copy_offset = 0;
         }
-        to += aligned(bytes);
     }
-    if (!rc)
-        rc = gpu_judge(s->gpu, s->gpu->ops->event_record(s->gpu->device, slot->copied, s->copies),
-                       error, "marking layer %llu as copied", (unsigned long long)slot->layer);
-    if (rc)
-        return fill_failed(s, rc);
-    slot->queued = true;
-    s->filling = NULL;
+    if (!rc && !*stuck)
+        rc = send_batch(s, error);
+    if (!rc && !*stuck)
+        rc = gpu_judge(s->gpu, s->gpu->ops->event_record(s->gpu->device, p->copied, s->copies),
+                       error, "marking a piece as copied");
+    if (rc) {
+        drop_piece(s, p);
+        return rc;
+    }
+    if (!*stuck) {
+        p->state = GPU_PIECE_QUEUED;
+        s->copied_experts += p->end - p->first;
+        s->filling = NULL;
+    }
     return 0;
 }
 
-/* Whether the slot's copy is of the weights as they are now. */
-static bool current(const struct gpu_stream *s, const struct gpu_slot *slot)
+/* Open and fill pieces of a job as far as space and, unless block, staging go. */
+static int advance(struct gpu_stream *s, uint32_t index, bool block, bool *more,
+                   struct numoe_error *error)
 {
-    return slot->generation == s->source->generation(s->source->user, slot->layer);
+    struct gpu_job *job = &s->jobs[index];
+    bool stuck = false;
+    int rc = 0;
+
+    while (!rc && !stuck && (s->filling || job->opened < job->count)) {
+        if (!s->filling)
+            rc = open_piece(s, index, error);
+        if (!rc)
+            rc = fill(s, block, &stuck, error);
+    }
+    if (rc == -EAGAIN)
+        rc = 0;
+    *more = !rc && (s->filling || job->opened < job->count);
+    return rc;
 }
 
-int gpu_stream_prefetch(struct gpu_stream *s, uint64_t layer, uint64_t keep,
+/* ---- prefetching ----------------------------------------------------------------------------- */
+
+int gpu_stream_prefetch(struct gpu_stream *s, uint64_t layer, const uint32_t *need,
                         struct numoe_error *error)
 {
-    struct gpu_slot *slot = find(s, layer);
+    const uint32_t index = !s->current;
+    struct gpu_job *job = &s->jobs[index];
     bool more;
     int rc;
 
-    if (slot && current(s, slot))
+    if (s->in_call || !s->pool)
         return 0;
-    if (layer == keep)
-        return 0;
-    if (s->filling) /* its layer is not the next after all, or its weights have changed */
-        fill_failed(s, 0);
-    if (!slot)
-        slot = victim(s, layer, keep);
-    if (!slot)
-        return 0;
-    rc = begin(s, slot, layer, error);
-    return rc ? rc : gpu_stream_pump(s, false, &more, error);
+    rc = meet_generation(s, layer, error);
+    if (rc)
+        return rc;
+    if (job->layer != layer) {
+        drop_job(s, index);
+        start_job(s, index, layer);
+    }
+    list_experts(s, job, need ? need : s->everything);
+    rc = advance(s, index, false, &more, error);
+    if (rc)
+        drop_job(s, index);
+    return rc;
 }
 
-int gpu_stream_acquire(struct gpu_stream *s, uint64_t layer, struct gpu_slot **out,
-                       struct numoe_error *error)
+int gpu_stream_pump(struct gpu_stream *s, bool *more, struct numoe_error *error)
 {
-    struct numoe_gpu *gpu = s->gpu;
-    struct gpu_slot *slot = find(s, layer);
-    bool more;
+    const uint32_t index = !s->current;
     int rc;
 
-    if (slot && current(s, slot)) {
-        s->hits += slot->queued;
+    *more = false;
+    if (s->in_call || s->jobs[index].layer == GPU_NO_LAYER)
+        return 0;
+    rc = advance(s, index, false, more, error);
+    /* what waits for space waits for the next call */
+    *more = *more && s->filling;
+    if (rc)
+        drop_job(s, index);
+    return rc;
+}
+
+/* ---- calls ----------------------------------------------------------------------------------- */
+
+int gpu_stream_begin(struct gpu_stream *s, uint64_t layer, const uint32_t *need, uint64_t tokens,
+                     struct numoe_error *error)
+{
+    int rc;
+
+    if (s->in_call)
+        return numoe_error_set(error, -EBUSY, "layer", "another call is not over");
+    if (!s->pool) {
+        rc = make_pool(s, 0, error);
+        if (!rc)
+            rc = forget_users(s, error);
+        if (rc)
+            return rc;
+    }
+    rc = meet_generation(s, layer, error);
+    if (rc)
+        return rc;
+    if (s->jobs[!s->current].layer == layer) {
+        s->current = !s->current;
     } else {
-        if (s->filling)
-            fill_failed(s, 0);
-        if (!slot)
-            slot = victim(s, layer, GPU_NO_LAYER);
-        rc = begin(s, slot, layer, error);
-        if (rc)
-            return rc;
+        drop_job(s, !s->current);
+        start_job(s, s->current, layer);
     }
-    while (s->filling == slot) {
-        rc = gpu_stream_pump(s, true, &more, error);
-        if (rc)
-            return rc;
-    }
-    rc = gpu_judge(gpu, gpu->ops->stream_wait(gpu->device, s->compute, slot->copied), error,
+    for (uint32_t e = 0; e < s->source->experts; e++)
+        s->found_experts += need[e] && gpu_cache_holds(&s->cache, layer, e);
+    gpu_cache_heat(&s->cache, layer, need, tokens);
+    list_experts(s, &s->jobs[s->current], need);
+    s->need = need;
+    s->in_call = true;
+    s->kept_given = false;
+    return 0;
+}
+
+/* The table of the experts that stay, on the device as it is now. */
+static int send_kept(struct gpu_stream *s, uint64_t layer, void *on, struct numoe_error *error)
+{
+    const struct numoe_gpu_source *source = s->source;
+    const uint64_t units = source->shape.bytes / 64;
+    struct numoe_gpu *gpu = s->gpu;
+    const struct gpu_ops *ops = gpu->ops;
+    uint32_t *table = table_of(s, s->host_tables, layer);
+    int rc;
+
+    if (!s->stale[layer])
+        return 0;
+    /* the table's last copy is before the layer's last use */
+    rc = gpu_judge(gpu, ops->event_sync(gpu->device, s->used[layer]), error,
                    "waiting for layer %llu", (unsigned long long)layer);
     if (rc)
         return rc;
-    *out = slot;
+    for (uint32_t e = 0; e < source->experts; e++) {
+        const uint64_t at = s->cache.cell_of[gpu_cache_at(&s->cache, layer, e)] * s->cell_bytes;
+        uint32_t *row = table + (uint64_t)e * source->slices;
+        row[0] = NUMOE_GPU_ABSENT;
+        if (gpu_cache_holds(&s->cache, layer, e))
+            for (uint64_t k = 0; k < source->slices; k++)
+                row[k] = (uint32_t)(at / 64 + k * units);
+    }
+    rc = gpu_judge(
+        gpu, ops->copy_in(gpu->device, on, table_of(s, s->tables, layer), table, s->table_bytes),
+        error, "copying the table of layer %llu", (unsigned long long)layer);
+    if (!rc) /* this copy, too, is before it then */
+        rc = gpu_judge(gpu, ops->event_record(gpu->device, s->used[layer], on), error,
+                       "marking layer %llu", (unsigned long long)layer);
+    if (!rc)
+        s->stale[layer] = false;
+    return rc;
+}
+
+static int give_kept(struct gpu_stream *s, const struct gpu_job *job, void *on,
+                     struct gpu_part *part, struct numoe_error *error)
+{
+    struct numoe_gpu *gpu = s->gpu;
+    int rc;
+
+    /* another stream may have computed with the layer last, and waited for its weights */
+    rc = gpu_judge(gpu, gpu->ops->stream_wait(gpu->device, on, s->used[job->layer]), error,
+                   "waiting for layer %llu", (unsigned long long)job->layer);
+    if (!rc)
+        rc = send_kept(s, job->layer, on, error);
+    if (rc)
+        return rc;
+    part->slice_at = table_of(s, s->tables, job->layer);
     return 0;
 }
 
-int gpu_stream_release(struct gpu_stream *s, struct gpu_slot *slot, struct numoe_error *error)
+static bool wanted(const struct gpu_stream *s, const struct gpu_piece *p)
 {
-    return gpu_judge(s->gpu, s->gpu->ops->event_record(s->gpu->device, slot->used, s->compute),
-                     error, "marking the end of layer %llu", (unsigned long long)slot->layer);
+    const struct gpu_job *job = &s->jobs[p->job];
+
+    for (uint32_t i = p->first; i < p->end; i++)
+        if (s->need[job->list[i]])
+            return true;
+    return false;
+}
+
+/* The oldest piece of the current job that is not taken, once it is queued; NULL: none is open. */
+static int next_piece(struct gpu_stream *s, struct gpu_piece **out, struct numoe_error *error)
+{
+    bool stuck;
+
+    *out = NULL;
+    for (uint32_t i = 0; i < s->window.count; i++) {
+        struct gpu_piece *p = gpu_window_piece(&s->window, i);
+        if (p->job != s->current || (p->state != GPU_PIECE_QUEUED && p->state != GPU_PIECE_FILLING))
+            continue;
+        if (p->state == GPU_PIECE_FILLING) {
+            const int rc = fill(s, true, &stuck, error);
+            if (rc)
+                return rc;
+        }
+        if (!wanted(s, p)) {
+            drop_piece(s, p);
+            continue;
+        }
+        *out = p;
+        return 0;
+    }
+    return 0;
+}
+
+int gpu_stream_next(struct gpu_stream *s, void *on, struct gpu_part *part,
+                    struct numoe_error *error)
+{
+    const uint64_t width = 32 * s->source->shape.hidden_tiles;
+    struct gpu_job *job = &s->jobs[s->current];
+    struct numoe_gpu *gpu = s->gpu;
+    bool more, kept = false, comes = false;
+    int rc = 0;
+
+    *part = (struct gpu_part){.weights = s->pool};
+    if (s->bias) {
+        part->down_bias = s->bias + job->layer * s->source->experts * width;
+        if (!s->kept_given)
+            rc = gpu_judge(gpu, gpu->ops->stream_wait(gpu->device, on, s->bias_sent), error,
+                           "waiting for biases");
+        if (rc)
+            return rc;
+    }
+    if (!s->kept_given) {
+        for (uint32_t e = 0; !kept && e < s->source->experts; e++)
+            kept = s->need[e] && gpu_cache_holds(&s->cache, job->layer, e);
+        for (uint32_t i = 0; !comes && i < job->count; i++)
+            comes = s->need[job->list[i]];
+        s->kept_given = true;
+        if (kept || !comes)
+            return give_kept(s, job, on, part, error);
+    }
+    for (;;) {
+        struct gpu_piece *p;
+
+        rc = advance(s, s->current, false, &more, error);
+        if (!rc)
+            rc = next_piece(s, &p, error);
+        if (rc)
+            return rc;
+        if (!p && job->opened == job->count)
+            return 0;
+        if (!p) {
+            /* space or descriptors: pieces that were dropped on the way may have been in it */
+            const uint32_t opened = job->opened;
+            rc = advance(s, s->current, true, &more, error);
+            if (!rc && job->opened == opened)
+                rc = numoe_error_set(error, -EAGAIN, "window",
+                                     "pieces that are taken fill all of it");
+            if (rc)
+                return rc;
+            continue;
+        }
+        rc = gpu_judge(gpu, gpu->ops->stream_wait(gpu->device, on, p->copied), error,
+                       "waiting for layer %llu", (unsigned long long)job->layer);
+        if (rc)
+            return rc;
+        p->state = GPU_PIECE_TAKEN;
+        s->pieces_taken++;
+        part->piece = p;
+        part->slice_at = p->table;
+        return 0;
+    }
+}
+
+int gpu_stream_done(struct gpu_stream *s, void *on, const struct gpu_part *part,
+                    struct numoe_error *error)
+{
+    const struct gpu_job *job = &s->jobs[s->current];
+    struct gpu_piece *p = part->piece;
+    struct numoe_gpu *gpu = s->gpu;
+    bool cells = !p;
+    int rc = 0;
+
+    for (uint32_t i = p ? p->first : 0; p && !cells && i < p->end; i++)
+        cells = cell_of(s, job, i) != GPU_NO_CELL;
+    if (cells || s->bias)
+        rc = gpu_judge(gpu, gpu->ops->event_record(gpu->device, s->used[job->layer], on), error,
+                       "marking the end of layer %llu", (unsigned long long)job->layer);
+    if (!rc && p)
+        rc = gpu_judge(gpu, gpu->ops->event_record(gpu->device, p->used, on), error,
+                       "marking the end of a piece");
+    if (rc || !p)
+        return rc;
+    p->state = GPU_PIECE_SPENT;
+    p->was_used = true;
+    for (uint32_t i = p->first; cells && i < p->end; i++) {
+        const uint32_t cell = cell_of(s, job, i);
+        if (cell == GPU_NO_CELL)
+            continue;
+        s->cell_user[cell] = job->layer;
+        gpu_cache_settle(&s->cache, job->layer, job->list[i]);
+        s->stale[job->layer] = true;
+    }
+    return 0;
+}
+
+void gpu_stream_end(struct gpu_stream *s, void *on)
+{
+    struct numoe_gpu *gpu = s->gpu;
+    bool waited = false;
+
+    if (!s->in_call)
+        return;
+    for (uint32_t i = 0; i < s->window.count; i++) {
+        struct gpu_piece *p = gpu_window_piece(&s->window, i);
+        if (p->job != s->current || p->state != GPU_PIECE_TAKEN)
+            continue;
+        if (!waited)
+            gpu_judge(gpu, gpu->ops->stream_sync(gpu->device, on), NULL, "the failed call");
+        waited = true;
+        drop_piece(s, p);
+    }
+    drop_job(s, s->current);
+    s->in_call = false;
+    s->need = NULL;
+}
+
+int gpu_stream_warm(struct gpu_stream *s, struct numoe_error *error)
+{
+    const uint64_t experts = s->source->experts;
+    uint32_t *need = calloc(2 * experts, sizeof *need), *hottest = need + experts;
+    int rc = 0;
+
+    if (!need)
+        return numoe_error_set(error, -ENOMEM, "experts", "out of memory");
+    for (uint64_t layer = 0; !rc && layer < s->source->layers; layer++) {
+        const uint32_t count = gpu_cache_hottest(&s->cache, layer, s->cache.limit[layer], hottest);
+        struct gpu_part part;
+
+        memset(need, 0, experts * sizeof *need);
+        for (uint32_t i = 0; i < count; i++)
+            need[hottest[i]] = 1;
+        rc = gpu_stream_begin(s, layer, need, 0, error);
+        do {
+            if (!rc)
+                rc = gpu_stream_next(s, s->compute, &part, error);
+            if (!rc && part.slice_at)
+                rc = gpu_stream_done(s, s->compute, &part, error);
+        } while (!rc && part.slice_at);
+        gpu_stream_end(s, s->compute);
+    }
+    free(need);
+    return rc;
+}
+
+/* ---- giving up memory ------------------------------------------------------------------------ */
+
+void gpu_stream_forget(struct gpu_stream *s)
+{
+    for (uint32_t i = 0; i < 2; i++)
+        drop_job(s, i);
+    for (uint64_t l = 0; l < s->source->layers; l++) {
+        gpu_cache_drop_layer(&s->cache, l);
+        s->stale[l] = true;
+    }
+}
+
+int gpu_stream_shrink(struct gpu_stream *s, uint64_t bytes, struct numoe_error *error)
+{
+    struct numoe_gpu *gpu = s->gpu;
+    const uint64_t least = 2 * s->cell_bytes, had = s->pool_bytes;
+    int rc;
+
+    if (s->pool_bytes <= least)
+        return numoe_error_set(error, -ENOMEM, gpu->properties.name,
+                               "out of device memory with room for two experts left");
+    gpu_stream_forget(s);
+    rc = gpu_judge(gpu, gpu->ops->stream_sync(gpu->device, s->copies), error, "the copies");
+    if (!rc)
+        rc = gpu_judge(gpu, gpu->ops->stream_sync(gpu->device, s->compute), error,
+                       "the computation");
+    /* computations on streams of the caller's */
+    for (uint64_t l = 0; !rc && l < s->source->layers; l++)
+        rc = gpu_judge(gpu, gpu->ops->event_sync(gpu->device, s->used[l]), error, "a computation");
+    for (uint32_t i = 0; !rc && i < GPU_PIECES; i++)
+        rc = gpu_judge(gpu, gpu->ops->event_sync(gpu->device, s->window.pieces[i].used), error,
+                       "a computation");
+    if (!rc)
+        rc = gpu_judge(gpu, gpu->ops->release(gpu->device, s->pool), error, "freeing experts");
+    if (rc)
+        return rc;
+    gpu_window_forget(&s->window);
+    s->pool = NULL;
+    s->pool_bytes = 0;
+    rc = make_pool(s, had > bytes ? had - bytes : 0, error);
+    return rc ? rc : forget_users(s, error);
 }

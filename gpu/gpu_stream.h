@@ -1,28 +1,37 @@
 /*
- * gpu_stream.h - layers in slots of device memory, copied while others compute.
+ * gpu_stream.h - experts on their way to the device, and those that stay there.
  *
  * SPDX-License-Identifier: Apache-2.0
  */
 #ifndef NUMOE_GPU_STREAM_H
 #define NUMOE_GPU_STREAM_H
 
+#include "gpu_cache.h"
 #include "gpu_pinned.h"
+#include "gpu_window.h"
 
 #define GPU_NO_LAYER UINT64_MAX
 
-struct gpu_slot {
-    uint64_t layer; /* that it holds or is being filled with; GPU_NO_LAYER */
+/* The experts of a layer that are to be copied, in order. */
+struct gpu_job {
+    uint64_t layer; /* GPU_NO_LAYER: none */
     uint32_t generation;
-    uint8_t *weights;
-    uint32_t *slice_at;
-    float *down_bias;
-    uint8_t *tables; /* pinned host memory that slice_at and down_bias are copied from */
-    void *copied;    /* event: all of it has arrived */
-    void *used;      /* event: the last computation with it is past */
-    bool queued;     /* every copy of the layer is queued, and copied recorded */
-    bool tables_sent;
-    uint32_t region; /* being copied, while not queued ... */
-    uint64_t offset; /* ... and how far */
+    uint32_t *list;         /* [experts] */
+    bool *listed;           /* [experts] */
+    uint32_t count, opened; /* list[0 .. opened) are in pieces */
+};
+
+struct gpu_copy {
+    const uint8_t *from;
+    uint64_t to, bytes; /* to: of the pool */
+};
+
+/* What can be computed at once: see gpu_stream_next. */
+struct gpu_part {
+    const uint8_t *weights;
+    const uint32_t *slice_at; /* device; NULL: there is no more */
+    const float *down_bias;   /* device, or NULL */
+    struct gpu_piece *piece;  /* NULL: experts that stay */
 };
 
 struct gpu_stream {
@@ -31,47 +40,106 @@ struct gpu_stream {
     const struct gpu_pinned *pinned;
     struct gpu_ring *ring;  /* NULL: everything is pinned */
     void *copies, *compute; /* streams */
-    struct gpu_slot *slots;
-    uint32_t slot_count;
-    struct gpu_slot *filling; /* the one slot whose copies are not all queued; NULL */
-    uint64_t weight_bytes, table_bytes, bias_bytes; /* of a slot */
-    uint64_t slot_bytes;
-    uint64_t *region_at; /* [region_count] scratch */
-    uint64_t copies_begun, copied_bytes, hits;
+
+    /* [cells][cell_bytes], then the window; slices are counted from its begin in units of 64 */
+    uint8_t *pool;
+    uint64_t pool_bytes, cell_bytes, table_bytes;
+    struct gpu_cache cache;
+    struct gpu_window window;
+    uint64_t window_wanted, cache_wanted, piece_least; /* piece_least: bytes of each region */
+    uint64_t *cell_user; /* [cells] layer that computed with the cell last; GPU_NO_LAYER */
+    uint32_t *wanted;    /* [layers] experts that there are */
+
+    /* of layers: the places of experts that stay. [layers + GPU_PIECES] tables, the last those of
+     * pieces' descriptors; host: pinned */
+    uint8_t *tables, *host_tables;
+    bool *stale;          /* [layers] the device's table is not of the cells held now */
+    bool *seen;           /* [layers] generation and biases are those of the device */
+    uint32_t *generation; /* [layers] of the cells' weights and of biases */
+    void **used;          /* [layers] events: the last computation with the layer's cells is past */
+    float *bias, *host_bias; /* [layers][experts][width] or NULL */
+    void *bias_sent;         /* event */
+
+    struct gpu_job jobs[2];
+    uint32_t current;         /* index of the job that is taken from; the other is prefetched */
+    const uint32_t *need;     /* [experts] of the current job: tokens; between begin and end */
+    bool in_call, kept_given; /* kept_given: the part of experts that stay */
+    uint32_t *everything;     /* [experts] ones */
+    uint32_t *slices_had;     /* [experts] scratch */
+
+    /* the piece that is being filled; NULL */
+    struct gpu_piece *filling;
+    struct gpu_copy *copy; /* its copies */
+    uint32_t copy_count, copy_room, copy_at;
+    uint64_t copy_offset;
+    void **batch_to;
+    const void **batch_from;
+    uint64_t *batch_bytes;
+    uint32_t batch_count;
+    bool table_sent;
+
+    uint64_t jobs_begun, copied_bytes, copied_experts, found_experts, pieces_taken, batches;
 };
 
-/*
- * slots: wanted, at least 1; as many as memory and budget_bytes allow are made, and it is -ENOMEM
- * when that is less than two, or than one with a single layer.
- */
+enum { GPU_BATCH = 256 };
+/* Of one copy: a small one behind it on another stream waits no longer than this takes. */
+#define GPU_COPY_MOST ((uint64_t)32 << 20)
+/* Shorter copies are slow one by one. */
+#define GPU_COPY_LEAST ((uint64_t)4 << 20)
+
+/* What is wanted of budget_bytes of device memory. */
+struct gpu_stream_sizes {
+    uint64_t window, cache, budget;
+    uint64_t piece; /* of each region in a piece, at least */
+};
+
+/* The window comes first. 0; -ENOMEM: not even two experts fit */
 int gpu_stream_init(struct gpu_stream *stream, struct numoe_gpu *gpu,
                     const struct numoe_gpu_source *source, const struct gpu_pinned *pinned,
-                    struct gpu_ring *ring, uint64_t slots, uint64_t budget_bytes,
+                    struct gpu_ring *ring, const struct gpu_stream_sizes *sizes,
                     struct numoe_error *error);
 /* Waits for both streams first. */
 void gpu_stream_fini(struct gpu_stream *stream);
 
-/* Give back the device memory of the slot that is needed last when `layer` is next, whose own slot
- * stays; -ENOMEM when that would leave too few. Waits for all copies and computations. When it
- * fails, slots are as before. No slot may be in use by the caller: they move. */
-int gpu_stream_shrink(struct gpu_stream *stream, uint64_t layer, struct numoe_error *error);
+/* Give back at least `bytes` of device memory, or as much as can be; -ENOMEM when there is nothing
+ * to give. Not in a call. What was held is copied again. */
+int gpu_stream_shrink(struct gpu_stream *stream, uint64_t bytes, struct numoe_error *error);
 
-/* Begin to copy a layer unless a slot holds it. keep: a layer whose slot must stay. Queues what
- * needs no waiting. */
-int gpu_stream_prefetch(struct gpu_stream *stream, uint64_t layer, uint64_t keep,
+/* All experts of the layer that there are have cells. */
+bool gpu_stream_resident(const struct gpu_stream *stream);
+
+/* Begin to copy a layer's experts: those with need[e], or all; not in a call. Queues what needs no
+ * waiting for staging or for space. */
+int gpu_stream_prefetch(struct gpu_stream *stream, uint64_t layer, const uint32_t *need,
                         struct numoe_error *error);
+/* Queue more of a prefetch, without waiting. *more: some is left. */
+int gpu_stream_pump(struct gpu_stream *stream, bool *more, struct numoe_error *error);
 
-/* Queue more copies of a prefetch, without waiting unless block. *more: some are left. */
-int gpu_stream_pump(struct gpu_stream *stream, bool block, bool *more, struct numoe_error *error);
+/*
+ * A call: need[e] of its tokens go to expert e (kept until gpu_stream_end). What was prefetched of
+ * the layer is taken over, the rest is copied; another layer's prefetch is dropped.
+ */
+int gpu_stream_begin(struct gpu_stream *stream, uint64_t layer, const uint32_t *need,
+                     uint64_t tokens, struct numoe_error *error);
+/*
+ * The next part: experts that stay, then piece after piece in the order of arrival. What is queued
+ * on `on` from now on finds the part's weights complete. Other experts are absent in its table.
+ * There is at least one part. part->slice_at is NULL after the last. -EAGAIN: pieces that were
+ * taken and not done with fill the window.
+ */
+int gpu_stream_next(struct gpu_stream *stream, void *on, struct gpu_part *part,
+                    struct numoe_error *error);
+/* What was queued on `on` until now was the last use of the part. */
+int gpu_stream_done(struct gpu_stream *stream, void *on, const struct gpu_part *part,
+                    struct numoe_error *error);
+/* The call is over: after its last part, or before: then what was not taken is dropped, and `on`
+ * is waited for if a part is not done with. */
+void gpu_stream_end(struct gpu_stream *stream, void *on);
 
-/* The slot of a layer; what is queued on the compute stream from now on finds it complete. */
-int gpu_stream_acquire(struct gpu_stream *stream, uint64_t layer, struct gpu_slot **slot,
-                       struct numoe_error *error);
+/* Copy the hottest experts of all layers to where they stay. */
+int gpu_stream_warm(struct gpu_stream *stream, struct numoe_error *error);
 
-/* What was queued on the compute stream until now was the last use of the slot. */
-int gpu_stream_release(struct gpu_stream *stream, struct gpu_slot *slot, struct numoe_error *error);
-
-/* Forget what all slots hold. */
+/* Nothing is held any more, nor on its way. Not in a call. */
 void gpu_stream_forget(struct gpu_stream *stream);
 
 #endif

@@ -111,27 +111,30 @@ static void arena(void *user, uint32_t index, void **address, uint64_t *bytes)
     *bytes = t->bytes;
 }
 
-static void region(void *user, uint64_t layer, uint32_t index, const void **address,
-                   uint64_t *bytes)
+static uint64_t place(void *user, uint64_t layer, uint64_t expert, uint32_t index,
+                      const uint8_t **address)
 {
     struct test *t = user;
 
     (void)layer;
     (void)index;
-    *address = t->packed;
-    *bytes = EXPERTS * SLICES * t->shape.bytes;
+    *address = t->packed + expert * SLICES * t->shape.bytes;
+    return SLICES;
 }
 
-static void tables(void *user, uint64_t layer, const uint64_t *region_at, uint32_t *slice_at,
-                   float *down_bias)
+static bool present(void *user, uint64_t layer, uint64_t expert)
+{
+    (void)user;
+    (void)layer;
+    return expert != ABSENT;
+}
+
+static const float *bias(void *user, uint64_t layer, uint64_t expert)
 {
     struct test *t = user;
 
     (void)layer;
-    for (uint32_t i = 0; i < EXPERTS * SLICES; i++)
-        slice_at[i] = (uint32_t)(region_at[0] + i * t->shape.bytes / 64);
-    slice_at[ABSENT * SLICES] = NUMOE_CUDA_ABSENT;
-    memcpy(down_bias, t->down_bias, sizeof t->down_bias);
+    return t->down_bias[expert];
 }
 
 static uint32_t generation(void *user, uint64_t layer)
@@ -219,8 +222,9 @@ int gpu_self_test(struct numoe_gpu *gpu, double *rel_l2, struct numoe_error *err
         .down_bias = true,
         .region_count = 1,
         .arena = arena,
-        .region = region,
-        .tables = tables,
+        .place = place,
+        .present = present,
+        .bias = bias,
         .generation = generation,
     };
     rc = numoe_gpu_model_create(

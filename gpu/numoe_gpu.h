@@ -91,18 +91,18 @@ struct numoe_gpu_source {
     uint64_t layers, experts;
     uint32_t slices; /**< of an expert */
     bool down_bias;
-    uint32_t region_count; /**< of a layer: one a memory node */
-    /** The memory that all regions lie in, to be pinned: [index] of region_count. */
+    uint32_t region_count; /**< one a memory node */
+    /** The memory that a region lies in, to be pinned: [index] of region_count. */
     void (*arena)(void *user, uint32_t index, void **address, uint64_t *bytes);
-    /** Region `index` of a layer: copied as it is, the regions one after another, each begun at a
-     *  multiple of 256 bytes. */
-    void (*region)(void *user, uint64_t layer, uint32_t index, const void **address,
-                   uint64_t *bytes);
-    /** Fill [experts][slices] places in 64-byte units (NUMOE_GPU_ABSENT in an absent expert's
-     *  first) with region i begun at region_at[i] units, and [experts][32 hidden_tiles] biases in
-     *  lane order unless down_bias is NULL. */
-    void (*tables)(void *user, uint64_t layer, const uint64_t *region_at, uint32_t *slice_at,
-                   float *down_bias);
+    /** The slices of an expert that lie in region `index`, one after another: how many, and the
+     *  first; 0: none. Slices are in the order of the regions, and in a region those of the next
+     *  expert of the layer follow at once. */
+    uint64_t (*place)(void *user, uint64_t layer, uint64_t expert, uint32_t index,
+                      const uint8_t **address);
+    /** The expert is there to be computed. */
+    bool (*present)(void *user, uint64_t layer, uint64_t expert);
+    /** With down_bias: its b2, [32 hidden_tiles] in lane order; NULL: not there. */
+    const float *(*bias)(void *user, uint64_t layer, uint64_t expert);
     /** Changes whenever weights of the layer change: a copy made before is made again. */
     uint32_t (*generation)(void *user, uint64_t layer);
     /** Copy rows between host memories, with as many threads as there are; NULL: memcpy. */
@@ -111,8 +111,13 @@ struct numoe_gpu_source {
 };
 
 struct numoe_gpu_model_options {
-    bool stream;              /**< copy layers each time even if all fit */
-    uint32_t slots;           /**< layers held at once; 0: as many as fit (2 with stream) */
+    bool stream;              /**< experts do not stay, even if there is room */
+    uint64_t cache_bytes;     /**< device memory for experts that stay; 0: as much as there is */
+    uint64_t window_bytes;    /**< and that the others pass through; 0: two layers, or half of what
+                                   there is if that is less */
+    uint64_t piece_bytes;     /**< that each node gives to a piece at least; 0: 4 MiB */
+    const char *profile;      /**< file of numoe_gpu_profile_save: its hottest experts are copied
+                                   when the first call comes; NULL */
     uint64_t chunk_bytes;     /**< pinned at a time; 0: 1 GiB */
     uint64_t ring_bytes;      /**< staging for what is not pinned; 0: 64 MiB */
     uint64_t keep_free_bytes; /**< device memory left for workspace; 0: an eighth, at most 4 GiB */
@@ -124,7 +129,7 @@ struct numoe_gpu_model;
 /**
  * Reserve device memory for a model and pin its host memory. Nothing is copied yet.
  * @param options  NULL for defaults
- * @return 0; -ENOMEM: not even two layers fit; -EIO; -EOVERFLOW
+ * @return 0; -ENOMEM: not even two experts fit; -EIO; -EOVERFLOW; what a profile's file says
  */
 int numoe_gpu_model_create(struct numoe_gpu *gpu, const struct numoe_gpu_source *source,
                            const struct numoe_gpu_model_options *options,
@@ -148,23 +153,58 @@ struct numoe_gpu_call {
 };
 
 /**
- * Compute one layer and start copying the next. Blocks until out is written.
+ * Compute one layer and, if most of its experts were hit, start copying the next. Only experts that
+ * are hit and do not stay on the device are copied. Blocks until out is written.
  * @param done  tokens whose output is final, also when the call fails: the rest is untouched
  * @return 0; -ENOMEM, -EIO (the device is lost, see numoe_gpu_health), -EINVAL
  */
 int numoe_gpu_forward(struct numoe_gpu_model *model, uint64_t layer,
                       const struct numoe_gpu_call *call, uint64_t *done, struct numoe_error *error);
 
+/**
+ * The same in two steps, for who has something else to do meanwhile: queue the work of as many
+ * tokens from `first` on as are computed together, and return. Blocks only while inputs are copied
+ * to staging and, where host memory is not pinned, weights.
+ * @param call    x, ids and routing are read until this returns; out is written by finish
+ * @param tokens  how many it took; numoe_gpu_finish must follow
+ */
+int numoe_gpu_start(struct numoe_gpu_model *model, uint64_t layer,
+                    const struct numoe_gpu_call *call, uint64_t first, uint64_t *tokens,
+                    struct numoe_error *error);
+/** Wait for what was started and write its tokens of call->out.
+ *  @param done  of them, from the first on, those whose output is final, also when it fails */
+int numoe_gpu_finish(struct numoe_gpu_model *model, const struct numoe_gpu_call *call,
+                     uint64_t *done, struct numoe_error *error);
+
+/**
+ * Begin to copy experts of a layer that will be called next, as during an engine's attention.
+ * @param ids  experts (negative, missing or past the end: skipped); NULL: all of the layer
+ * @return 0; -EIO, -EINVAL. Never waits for the device
+ */
+int numoe_gpu_prefetch(struct numoe_gpu_model *model, uint64_t layer, const int32_t *ids,
+                       uint64_t count, struct numoe_error *error);
+
+/** held[e] of an expert: it is on the device, or on its way by a prefetch. */
+void numoe_gpu_held(const struct numoe_gpu_model *model, uint64_t layer, uint8_t *held);
+
+/** Write how often each expert was asked for, for numoe_gpu_model_options.profile.
+ *  @return 0; -errno of the file */
+int numoe_gpu_profile_save(const struct numoe_gpu_model *model, const char *path,
+                           struct numoe_error *error);
+
 struct numoe_gpu_report {
-    uint32_t slots;
-    bool resident;                       /**< every layer has a slot of its own */
-    uint64_t slot_bytes, device_bytes;   /**< of weights; with workspace */
+    bool resident;                       /**< there is room for every expert */
+    uint64_t expert_bytes, device_bytes; /**< of an expert; of all that was taken */
+    uint64_t cells, experts;             /**< experts that there is room for, of how many */
+    uint64_t window_bytes;               /**< that the others pass through */
     uint64_t pinned_bytes, arena_bytes;  /**< of host memory: pinned, in all */
     uint64_t ring_bytes;                 /**< staging for the rest */
     uint32_t ring_node;                  /**< OS index it was asked for on; NUMOE_NONE */
     uint64_t ring_checked, ring_placed;  /**< its pages looked at; of them, on that node */
     char pin_refusal[160];               /**< why not all is pinned; "" */
-    uint64_t copies, copied_bytes, hits; /**< layers copied; bytes; layers that were there */
+    uint64_t copied_bytes;               /**< over the link */
+    uint64_t copied_experts, found;      /**< experts copied; asked for that were there */
+    uint64_t pieces, batches; /**< parts that were computed as they came; batched copies */
     uint64_t calls, tokens;
 };
 

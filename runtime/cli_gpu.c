@@ -169,12 +169,16 @@ void cli_print_gpu(const struct numoe_model_info *info, const struct numoe_stats
     printf("computed on %s: %" PRIu64 " of %" PRIu64 " calls; %s; ", info->gpu, stats->gpu_calls,
            stats->calls, info->gpu_note);
     if (info->gpu_resident)
-        printf("all layers in device memory");
+        printf("all experts stay in device memory");
     else
-        printf("%" PRIu32 " of %" PRIu64 " layers at once in device memory, copied in turn",
-               info->gpu_slots, info->desc.layers);
+        printf("room for %" PRIu64 " of %" PRIu64 " experts to stay in device memory",
+               info->gpu_experts, report->experts);
     printf(" (%.2f GB); %.2f of %.2f GB of host memory pinned\n", (double)info->gpu_bytes / 1e9,
            (double)info->gpu_pinned_bytes / 1e9, (double)info->resident_bytes / 1e9);
+    printf("%.2f GB copied: %" PRIu64 " experts in %" PRIu64 " pieces; %" PRIu64
+           " were there when they were asked for\n",
+           (double)report->copied_bytes / 1e9, report->copied_experts, report->pieces,
+           report->found);
     print_ring(report);
 }
 
@@ -194,10 +198,13 @@ json_t *cli_gpu_json(const struct numoe_model_info *info, const struct numoe_sta
                      const struct numoe_gpu_report *report)
 {
     json_t *object = json_pack(
-        "{s:s, s:s, s:b, s:I, s:I, s:I, s:I, s:I}", "name", info->gpu, "note", info->gpu_note,
-        "resident", (int)info->gpu_resident, "slots", (json_int_t)info->gpu_slots, "device_bytes",
-        (json_int_t)info->gpu_bytes, "pinned_bytes", (json_int_t)info->gpu_pinned_bytes, "calls",
-        (json_int_t)stats->gpu_calls, "tokens", (json_int_t)stats->gpu_tokens);
+        "{s:s, s:s, s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "name", info->gpu, "note",
+        info->gpu_note, "resident", (int)info->gpu_resident, "cells", (json_int_t)info->gpu_experts,
+        "device_bytes", (json_int_t)info->gpu_bytes, "pinned_bytes",
+        (json_int_t)info->gpu_pinned_bytes, "calls", (json_int_t)stats->gpu_calls, "tokens",
+        (json_int_t)stats->gpu_tokens, "copied_bytes", (json_int_t)report->copied_bytes,
+        "copied_experts", (json_int_t)report->copied_experts, "found_experts",
+        (json_int_t)report->found, "pieces", (json_int_t)report->pieces);
 
     set_ring(object, report);
     return object;
@@ -455,9 +462,10 @@ static void print_header(const struct bench_gpu *g, const char *model)
                                                                      : "compiled from PTX",
            g->read_gbs, g->link_gbs, g->mma_gops);
     if (g->values->stream)
-        printf("%.2f GB a layer, %" PRIu32 " slots, %.0f %% of host memory pinned\n\n"
+        printf("%.2f GB a layer through %.2f GB, %.0f %% of host memory pinned\n\n"
                "tokens  total ms   copy ms  compute ms  total/max    GB/s  of link   rel. L2\n",
-               (double)g->report.slot_bytes / 1e9, g->report.slots,
+               (double)(g->desc.experts * g->report.expert_bytes) / 1e9,
+               (double)g->report.window_bytes / 1e9,
                100 * (double)g->report.pinned_bytes / (double)g->report.arena_bytes);
     else
         printf("weights in device memory\n\n"
@@ -516,8 +524,9 @@ static json_t *json_of(const struct bench_gpu *g, const char *model)
 
     for (uint32_t i = 0; i < g->cell_count; i++)
         json_array_append_new(results, cell_json(g, &g->cells[i]));
-    memory = json_pack("{s:I, s:I, s:I, s:I}", "slots", (json_int_t)g->report.slots, "slot_bytes",
-                       (json_int_t)g->report.slot_bytes, "pinned_bytes",
+    memory = json_pack("{s:I, s:I, s:I, s:I, s:I}", "cells", (json_int_t)g->report.cells,
+                       "expert_bytes", (json_int_t)g->report.expert_bytes, "window_bytes",
+                       (json_int_t)g->report.window_bytes, "pinned_bytes",
                        (json_int_t)g->report.pinned_bytes, "arena_bytes",
                        (json_int_t)g->report.arena_bytes);
     set_ring(memory, &g->report);

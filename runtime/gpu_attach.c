@@ -1,6 +1,6 @@
 /*
- * A model's weights as the GPU sees them: a node's arena is ordered [layer][expert][slice], so a
- * layer is one contiguous region of each node.
+ * A model's weights as the GPU sees them: a node's arena is ordered [layer][expert][slice], so
+ * consecutive experts of a layer are one contiguous region of each node.
  *
  * SPDX-License-Identifier: Apache-2.0
  */
@@ -19,42 +19,27 @@ static void arena(void *user, uint32_t index, void **address, uint64_t *bytes)
     *bytes = node->base ? node->bias_offset : 0; /* the slices */
 }
 
-static void region(void *user, uint64_t layer, uint32_t index, const void **address,
-                   uint64_t *bytes)
+static uint64_t place(void *user, uint64_t layer, uint64_t expert, uint32_t index,
+                      const uint8_t **address)
 {
     const struct numoe_model *model = user;
     const struct model_node *node = &model->nodes[index];
-    const uint64_t first = node->start[layer * model->desc.experts];
-    const uint64_t end = node->start[(layer + 1) * model->desc.experts];
+    const uint64_t q = layer * model->desc.experts + expert;
 
-    *address = node->base ? node->base + first * model->shape.bytes : NULL;
-    *bytes = (end - first) * model->shape.bytes;
+    *address = node->base ? node->base + node->start[q] * model->shape.bytes : NULL;
+    return node->start[q + 1] - node->start[q];
 }
 
-static void tables(void *user, uint64_t layer, const uint64_t *region_at, uint32_t *slice_at,
-                   float *down_bias)
+static bool present(void *user, uint64_t layer, uint64_t expert)
 {
     const struct numoe_model *model = user;
-    const uint64_t experts = model->desc.experts, slices = numoe_plan_held(model->plan).slices;
-    const uint64_t slice_units = model->shape.bytes / NUMOE_ALIGNMENT;
-    const uint64_t width = model->shape.hidden_tiles * NUMOE_TILE;
+    return model->state[layer * model->desc.experts + expert] & EXPERT_PRESENT;
+}
 
-    for (uint64_t e = 0; e < experts; e++) {
-        const uint64_t q = layer * experts + e;
-        uint32_t *at = slice_at + e * slices;
-
-        for (uint32_t n = 0; n < model->plan->node_count; n++) {
-            const uint32_t *start = model->nodes[n].start;
-            const uint64_t before = start[q] - start[layer * experts];
-            for (uint64_t i = 0; i < start[q + 1] - start[q]; i++)
-                *at++ = (uint32_t)(region_at[n] + (before + i) * slice_units);
-        }
-        if (!(model->state[q] & EXPERT_PRESENT))
-            slice_at[e * slices] = NUMOE_GPU_ABSENT;
-        if (down_bias && numoe_model_holds(model, e))
-            memcpy(down_bias + e * width, numoe_model_down_bias(model, layer, e),
-                   width * sizeof *down_bias);
-    }
+static const float *bias(void *user, uint64_t layer, uint64_t expert)
+{
+    const struct numoe_model *model = user;
+    return numoe_model_holds(model, expert) ? numoe_model_down_bias(model, layer, expert) : NULL;
 }
 
 static uint32_t generation(void *user, uint64_t layer)
@@ -126,8 +111,9 @@ int numoe_gpu_attach(struct numoe_model *model, struct numoe_error *error)
         .down_bias = model->desc.bias && !model->plan->range.first_slice,
         .region_count = model->plan->node_count,
         .arena = arena,
-        .region = region,
-        .tables = tables,
+        .place = place,
+        .present = present,
+        .bias = bias,
         .generation = generation,
         .copy = copy,
     };
@@ -189,7 +175,7 @@ void numoe_gpu_inform(const struct numoe_model *model, struct numoe_model_info *
     numoe_gpu_model_report(model->gpu, &report);
     memcpy(info->gpu, numoe_gpu_get(model->context->gpu)->name, sizeof info->gpu);
     info->gpu_resident = report.resident;
-    info->gpu_slots = report.slots;
+    info->gpu_experts = report.cells;
     info->gpu_bytes = report.device_bytes;
     info->gpu_pinned_bytes = report.pinned_bytes;
 }

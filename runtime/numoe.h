@@ -357,8 +357,8 @@ struct numoe_model_info {
     char io_path[64];          /**< how files were read: "io_uring O_DIRECT", ... */
     char gpu[96];              /**< the GPU that computes this model; "" for none */
     char gpu_note[512];        /**< why it is used or not */
-    bool gpu_resident;         /**< its memory holds all layers; else they are copied in turn */
-    uint32_t gpu_slots;        /**< layers that it holds at once */
+    bool gpu_resident;         /**< its memory has room for all experts */
+    uint64_t gpu_experts;      /**< that it has room for; others are copied when they are hit */
     uint64_t gpu_bytes;        /**< of device memory taken */
     uint64_t gpu_pinned_bytes; /**< of resident_bytes, pinned where they lie */
 };

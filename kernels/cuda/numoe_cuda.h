@@ -46,6 +46,10 @@ uint64_t numoe_cuda_workspace_bytes(const struct numoe_cuda_device *device,
 cudaError_t numoe_cuda_ffn_launch(const struct numoe_cuda_device *device,
                                   const struct numoe_cuda_ffn *ffn, cudaStream_t stream);
 
+/** Round fp32 sums [rows][columns] once to bf16 rows, or add them to what is there. */
+cudaError_t numoe_cuda_round(const float *from, uint16_t *to, uint64_t to_stride, uint64_t rows,
+                             uint64_t columns, bool add, cudaStream_t stream);
+
 /** Registers, spilled bytes and shared memory of each kernel on the current device. */
 struct numoe_cuda_kernel_info {
     const char *name;

@@ -22,7 +22,7 @@
 #include "gpu_ops.h"
 
 enum fake_kind { FAKE_DEVICE, FAKE_HOST, FAKE_PINNED };
-enum fake_what { FAKE_COPY_IN, FAKE_COPY_OUT, FAKE_LAUNCH, FAKE_RECORD, FAKE_WAIT };
+enum fake_what { FAKE_COPY_IN, FAKE_COPY_OUT, FAKE_LAUNCH, FAKE_ROUND, FAKE_RECORD, FAKE_WAIT };
 
 struct fake_range {
     uint8_t *address;
@@ -43,6 +43,8 @@ struct fake_op {
     struct fake_event *event;
     uint64_t ticket;
     struct numoe_cuda_ffn ffn;
+    uint64_t stride, rows, columns;
+    bool add;
 };
 
 enum { FAKE_STREAMS = 4, FAKE_OPS = 4096, FAKE_RANGES = 512 };
@@ -71,6 +73,8 @@ struct fake {
     uint64_t speed;     /* of 256: how readily queued work happens */
     uint32_t lost;      /* frees that were made to fail: what they were of stays */
     uint32_t wrong;     /* rules broken */
+    /* what a launch does, instead of computing; NULL */
+    void (*instead)(struct fake *fake, const struct numoe_cuda_ffn *ffn);
     char text[256];
 };
 
@@ -180,6 +184,19 @@ out:
     free(x);
 }
 
+static inline void fake_rounding(struct fake *f, const struct fake_op *op)
+{
+    if (!fake_is(f, op->from, op->rows * op->columns * 4, true) ||
+        !fake_is(f, op->to, ((op->rows - 1) * op->stride + op->columns) * 2, true)) {
+        fake_wrong(f, "rounding in memory that is not the device's");
+        return;
+    }
+    for (uint64_t i = 0; i < op->rows * op->columns; i++) {
+        uint16_t *to = (uint16_t *)op->to + i / op->columns * op->stride + i % op->columns;
+        *to = fake_to_bf16((op->add ? fake_from_bf16(*to) : 0.0f) + ((const float *)op->from)[i]);
+    }
+}
+
 /* Do the first thing of a stream if it can be done. */
 static inline bool fake_step(struct fake *f, struct fake_stream *s)
 {
@@ -205,7 +222,10 @@ static inline bool fake_step(struct fake *f, struct fake_stream *s)
         memcpy(op->to, op->from, op->bytes);
         break;
     case FAKE_LAUNCH:
-        fake_compute(f, &op->ffn);
+        (f->instead ? f->instead : fake_compute)(f, &op->ffn);
+        break;
+    case FAKE_ROUND:
+        fake_rounding(f, op);
         break;
     }
     s->head++;
@@ -474,6 +494,37 @@ static inline int fake_copy_in(void *device, void *stream, void *to, const void 
         (struct fake_op){.what = FAKE_COPY_IN, .to = to, .from = from, .bytes = bytes});
 }
 
+static inline int fake_copy_in_many(void *device, void *stream, void *const *to,
+                                    const void *const *from, const uint64_t *bytes, uint32_t count)
+{
+    const int e = fake_call(device);
+
+    for (uint32_t i = 0; !e && i < count; i++) {
+        ((struct fake_stream *)stream)->copies_in++;
+        fake_push(device, stream,
+                  (struct fake_op){
+                      .what = FAKE_COPY_IN, .to = to[i], .from = from[i], .bytes = bytes[i]});
+    }
+    return e;
+}
+
+static inline int fake_round(void *device, void *stream, const float *from, uint16_t *to,
+                             uint64_t to_stride, uint64_t rows, uint64_t columns, bool add)
+{
+    const int e = fake_call(device);
+
+    ((struct fake_stream *)stream)->launches += e == 0;
+    return e ? e
+             : fake_push(device, stream,
+                         (struct fake_op){.what = FAKE_ROUND,
+                                          .to = to,
+                                          .from = from,
+                                          .stride = to_stride,
+                                          .rows = rows,
+                                          .columns = columns,
+                                          .add = add});
+}
+
 static inline int fake_copy_out(void *device, void *stream, void *to, const void *from,
                                 uint64_t bytes)
 {
@@ -530,9 +581,11 @@ static const struct gpu_ops fake_ops = {
     .event_query = fake_event_query,
     .event_sync = fake_event_sync,
     .copy_in = fake_copy_in,
+    .copy_in_many = fake_copy_in_many,
     .copy_out = fake_copy_out,
     .workspace_bytes = fake_workspace,
     .launch = fake_launch,
+    .round = fake_round,
     .clear_error = fake_clear_error,
     .error_text = fake_text,
 };

@@ -290,7 +290,7 @@ Test(gpu_calls, a_small_device_leaves_the_model_to_the_cpu)
     struct numoe_model *model;
     struct call a;
 
-    f->memory = 65536;
+    f->memory = 16384;
     warnings = 0;
     model = model_make(context);
     cr_expect_null(numoe_model_gpu(model));

@@ -1,240 +1,7 @@
 /*
  * The copy pipeline and calls on a fake device: delays, refusals, and a failure at every step.
  */
-#include <criterion/criterion.h>
-#include <errno.h>
-#include <math.h>
-
-#include "../support/experts.h"
-#include "fake_device.h"
-#include "gpu_model.h"
-
-enum { HIDDEN = 40, INTERMEDIATE = 64, SLICES = 2, EXPERTS = 4, LAYERS = 5, NODES = 2, TOP_K = 2 };
-enum { ABSENT_LAYER = 2, ABSENT_EXPERT = 1 };
-
-/* A small model over two nodes; the boundary between them moves with layer and expert. */
-struct model {
-    struct numoe_slice_shape shape;
-    struct numoe_activation activation;
-    uint8_t *arena[NODES];
-    uint64_t arena_bytes[NODES];
-    uint64_t start[NODES][LAYERS * EXPERTS + 1]; /* slices */
-    float *down_bias;                            /* [LAYERS][EXPERTS][64] lane order */
-    uint32_t generation[LAYERS];
-    uint64_t layers;
-    bool bias;
-};
-
-static uint64_t boundary(uint64_t q)
-{
-    return q % (SLICES + 1);
-}
-
-static void model_fill(struct model *m, uint64_t layer)
-{
-    const uint64_t width = 32 * m->shape.hidden_tiles;
-
-    for (uint64_t e = 0; e < EXPERTS; e++) {
-        const uint64_t q = layer * EXPERTS + e, cut = boundary(q);
-        struct numoe_pack_report report = {0};
-        struct test_expert expert;
-
-        test_expert_make(&expert, HIDDEN, INTERMEDIATE, m->bias);
-        if (cut)
-            numoe_pack_slices(&m->shape, &expert.source, 0, cut,
-                              m->arena[0] + m->start[0][q] * m->shape.bytes, &report);
-        if (cut < SLICES)
-            numoe_pack_slices(&m->shape, &expert.source, cut, SLICES - cut,
-                              m->arena[1] + m->start[1][q] * m->shape.bytes, &report);
-        for (uint64_t i = 0; m->bias && i < width; i++) {
-            const uint64_t from = i / 32 * 32 + numoe_lane_row(i % 32);
-            m->down_bias[q * width + i] = from < HIDDEN ? expert.bias[2][from] : 0;
-        }
-        test_expert_free(&expert);
-    }
-    m->generation[layer]++;
-}
-
-static struct model *model_make(uint64_t layers, bool bias)
-{
-    struct model *m = calloc(1, sizeof *m);
-
-    numoe_slice_shape_init(&m->shape, HIDDEN, bias);
-    m->activation = (struct numoe_activation){.kind = NUMOE_SILU};
-    m->layers = layers;
-    m->bias = bias;
-    m->down_bias = calloc(LAYERS * EXPERTS * 32 * m->shape.hidden_tiles, sizeof(float));
-    for (uint64_t q = 0; q < layers * EXPERTS; q++) {
-        m->start[0][q + 1] = m->start[0][q] + boundary(q);
-        m->start[1][q + 1] = m->start[1][q] + SLICES - boundary(q);
-    }
-    for (int n = 0; n < NODES; n++) {
-        m->arena_bytes[n] = m->start[n][layers * EXPERTS] * m->shape.bytes;
-        m->arena[n] = aligned_bytes(m->arena_bytes[n]);
-    }
-    for (uint64_t l = 0; l < layers; l++)
-        model_fill(m, l);
-    return m;
-}
-
-static void model_free(struct model *m)
-{
-    for (int n = 0; n < NODES; n++)
-        free(m->arena[n]);
-    free(m->down_bias);
-    free(m);
-}
-
-static void arena(void *user, uint32_t index, void **address, uint64_t *bytes)
-{
-    struct model *m = user;
-    *address = m->arena[index];
-    *bytes = m->arena_bytes[index];
-}
-
-static void region(void *user, uint64_t layer, uint32_t index, const void **address,
-                   uint64_t *bytes)
-{
-    struct model *m = user;
-    const uint64_t *start = m->start[index];
-    *address = m->arena[index] + start[layer * EXPERTS] * m->shape.bytes;
-    *bytes = (start[(layer + 1) * EXPERTS] - start[layer * EXPERTS]) * m->shape.bytes;
-}
-
-static void tables(void *user, uint64_t layer, const uint64_t *region_at, uint32_t *slice_at,
-                   float *down_bias)
-{
-    struct model *m = user;
-    const uint64_t width = 32 * m->shape.hidden_tiles, first = layer * EXPERTS;
-
-    for (uint64_t e = 0; e < EXPERTS; e++)
-        for (uint64_t s = 0; s < SLICES; s++) {
-            const uint64_t q = first + e, n = s >= boundary(q);
-            const uint64_t at = m->start[n][q] - m->start[n][first] + (n ? s - boundary(q) : s);
-            slice_at[e * SLICES + s] = (uint32_t)(region_at[n] + at * m->shape.bytes / 64);
-        }
-    if (layer == ABSENT_LAYER)
-        slice_at[ABSENT_EXPERT * SLICES] = NUMOE_GPU_ABSENT;
-    if (down_bias)
-        memcpy(down_bias, m->down_bias + first * width, EXPERTS * width * sizeof(float));
-}
-
-static uint32_t generation(void *user, uint64_t layer)
-{
-    return ((struct model *)user)->generation[layer];
-}
-
-static struct numoe_gpu_source source_of(struct model *m)
-{
-    return (struct numoe_gpu_source){.user = m,
-                                     .shape = m->shape,
-                                     .activation = m->activation,
-                                     .layers = m->layers,
-                                     .experts = EXPERTS,
-                                     .slices = SLICES,
-                                     .down_bias = m->bias,
-                                     .region_count = NODES,
-                                     .arena = arena,
-                                     .region = region,
-                                     .tables = tables,
-                                     .generation = generation};
-}
-
-enum { TOKENS_MOST = 7, GAP = 3 };
-
-struct batch {
-    float x[TOKENS_MOST][HIDDEN], out[TOKENS_MOST][HIDDEN + GAP], before[TOKENS_MOST][HIDDEN + GAP];
-    float routing[TOKENS_MOST][TOP_K];
-    int32_t ids[TOKENS_MOST][TOP_K];
-    struct numoe_gpu_call call;
-};
-
-static void batch_make(struct batch *b)
-{
-    for (int t = 0; t < TOKENS_MOST; t++) {
-        for (int k = 0; k < HIDDEN; k++)
-            b->x[t][k] = round_to_bf16(random_normal());
-        for (int k = 0; k < HIDDEN + GAP; k++)
-            b->out[t][k] = b->before[t][k] = random_normal();
-        for (int j = 0; j < TOP_K; j++) {
-            b->ids[t][j] = (int32_t)(random_u64() >> 20) % (EXPERTS + 1) - (random_u64() % 5 == 0);
-            if (b->ids[t][j] == EXPERTS)
-                b->ids[t][j] = -1;
-            b->routing[t][j] = (float)random_unit();
-        }
-    }
-    b->call = (struct numoe_gpu_call){.tokens = 1 + random_u64() % TOKENS_MOST,
-                                      .top_k = TOP_K,
-                                      .x = b->x,
-                                      .x_type = NUMOE_F32,
-                                      .x_stride = HIDDEN,
-                                      .ids = &b->ids[0][0],
-                                      .routing = &b->routing[0][0],
-                                      .out = b->out,
-                                      .out_type = NUMOE_F32,
-                                      .out_stride = HIDDEN + GAP,
-                                      .add = random_u64() % 2,
-                                      .scale = 1.5f};
-}
-
-static bool same_bits(const void *a, const void *b, size_t bytes)
-{
-    return memcmp(a, b, bytes) == 0;
-}
-
-/* Outputs of tokens below done, and that the rest is as before. */
-static bool batch_right(const struct model *m, uint64_t layer, const struct batch *b, uint64_t done)
-{
-    uint8_t slices[SLICES * 16384];
-    const uint64_t width = 32 * m->shape.hidden_tiles, bytes = m->shape.bytes;
-
-    for (uint64_t t = 0; t < TOKENS_MOST; t++) {
-        double want[HIDDEN] = {0};
-        if (!same_bits(&b->out[t][HIDDEN], &b->before[t][HIDDEN], GAP * sizeof(float)))
-            return false;
-        if (t >= done) {
-            if (!same_bits(b->out[t], b->before[t], sizeof b->out[t]))
-                return false;
-            continue;
-        }
-        for (int j = 0; j < TOP_K; j++) {
-            const int32_t e = b->ids[t][j];
-            const uint64_t q = layer * EXPERTS + (uint64_t)(e < 0 ? 0 : e), cut = boundary(q);
-            if (e < 0 || (layer == ABSENT_LAYER && e == ABSENT_EXPERT))
-                continue;
-            memcpy(slices, m->arena[0] + m->start[0][q] * bytes, cut * bytes);
-            memcpy(slices + cut * bytes, m->arena[1] + m->start[1][q] * bytes,
-                   (SLICES - cut) * bytes);
-            numoe_reference_slices(&m->shape, &m->activation, slices, SLICES, b->x[t],
-                                   (double)b->routing[t][j],
-                                   m->bias ? m->down_bias + q * width : NULL, true, want);
-        }
-        for (int k = 0; k < HIDDEN; k++) {
-            want[k] = want[k] * 1.5 + (b->call.add ? (double)b->before[t][k] : 0);
-            if (!(fabs(want[k] - (double)b->out[t][k]) <= 1e-5 * (1 + fabs(want[k]))))
-                return false;
-        }
-    }
-    return true;
-}
-
-static struct numoe_gpu *wrap(struct fake *f)
-{
-    struct numoe_gpu_properties p = {.name = "Fake", .os_node = NUMOE_NONE};
-    struct numoe_gpu *gpu;
-
-    cr_assert_eq(gpu_wrap(&fake_ops, f, &p, NULL, &gpu), 0);
-    return gpu;
-}
-
-static void expect_clean(struct fake *f)
-{
-    cr_expect_eq(f->wrong, 0, "%s", f->text);
-    cr_expect_leq(f->range_count, f->lost, "%u ranges were left", f->range_count);
-    cr_expect_leq(f->events, f->lost, "%u events were left", f->events);
-    for (int i = 0; i < FAKE_STREAMS; i++)
-        cr_expect_not(f->streams[i].used, "a stream was left");
-}
+#include "small_model.h"
 
 /* Many layers in turn, with jumps, changed weights, every way of copying; all results are right. */
 static void run_seed(uint64_t seed)
@@ -245,8 +12,10 @@ static void run_seed(uint64_t seed)
     struct numoe_error error = NUMOE_ERROR_INIT;
     const struct numoe_gpu_source source = source_of(m);
     struct numoe_gpu_model_options options = {
-        .stream = seed % 3,
-        .slots = (uint32_t)(seed / 2 % 6),
+        .stream = seed % 3 == 0,
+        .cache_bytes = seed / 2 % 6 * 30000,
+        .window_bytes = seed / 5 % 4 * 40000,
+        .piece_bytes = seed % 7 ? 1 + seed % 3 * 4000 : 0,
         .chunk_bytes = seed % 4 ? 4096 * (1 + seed % 7) : 0,
         .ring_bytes = 16384 * (1 + seed % 3),
         .keep_free_bytes = 4 << 20,
@@ -295,7 +64,9 @@ static void run_ahead(uint64_t seed)
     struct fake *f = fake_make(seed);
     struct numoe_gpu *gpu = wrap(f);
     const struct numoe_gpu_source source = source_of(m);
-    const struct numoe_gpu_model_options options = {.slots = 2 + seed % 3,
+    const struct numoe_gpu_model_options options = {.window_bytes = 20000 + seed % 3 * 30000,
+                                                    .cache_bytes = 1 + seed % 4 * 20000,
+                                                    .piece_bytes = 1,
                                                     .ring_bytes = 16384,
                                                     .no_pinning = seed % 2,
                                                     .keep_free_bytes = 1 << 20};
@@ -309,8 +80,11 @@ static void run_ahead(uint64_t seed)
     for (uint64_t i = 0; i < CALLS; i++) {
         const uint64_t layer = i % LAYERS;
         uint8_t *at = host + i * 4 * part;
+        struct gpu_stream *stream = &model->stream;
         struct numoe_cuda_ffn ffn = {0};
-        struct gpu_slot *slot;
+        uint32_t need[EXPERTS] = {0};
+        struct gpu_part gone;
+        int parts = 0;
 
         batch_make(&b[i]);
         b[i].call.add = false;
@@ -318,25 +92,37 @@ static void run_ahead(uint64_t seed)
         memcpy(at, b[i].x, sizeof b[i].x);
         memcpy(at + part, b[i].ids, sizeof b[i].ids);
         memcpy(at + 2 * part, b[i].routing, sizeof b[i].routing);
-        fake_copy_in(f, model->stream.compute, memory[i], at, 3 * part);
-        cr_assert_eq(gpu_stream_acquire(&model->stream, layer, &slot, NULL), 0);
-        gpu_model_ffn(model, slot, &ffn);
-        ffn.tokens = (uint32_t)b[i].call.tokens;
-        ffn.top_k = TOP_K;
-        ffn.x = memory[i];
-        ffn.x_type = NUMOE_F32;
-        ffn.x_stride = HIDDEN;
-        ffn.ids = memory[i] + part;
-        ffn.routing = (const float *)(const void *)(memory[i] + 2 * part);
-        ffn.out = memory[i] + 3 * part;
-        ffn.out_type = NUMOE_F32;
-        ffn.out_stride = HIDDEN + GAP;
-        ffn.scale = 1.5f;
-        ffn.workspace = memory[i] + 4 * part;
-        fake_launch(f, model->stream.compute, &ffn);
-        cr_assert_eq(gpu_stream_release(&model->stream, slot, NULL), 0);
-        fake_copy_out(f, model->stream.compute, at + 3 * part, memory[i] + 3 * part, part);
-        cr_assert_eq(gpu_stream_prefetch(&model->stream, (layer + 1) % LAYERS, layer, NULL), 0);
+        fake_copy_in(f, stream->compute, memory[i], at, 3 * part);
+        for (uint64_t t = 0; t < b[i].call.tokens; t++)
+            for (int j = 0; j < TOP_K; j++)
+                if (b[i].ids[t][j] >= 0)
+                    need[b[i].ids[t][j]]++;
+        cr_assert_eq(gpu_stream_begin(stream, layer, need, b[i].call.tokens, NULL), 0);
+        for (;;) {
+            cr_assert_eq(gpu_stream_next(stream, stream->compute, &gone, NULL), 0);
+            if (!gone.slice_at)
+                break;
+            gpu_model_ffn(model, &gone, &ffn);
+            ffn.tokens = (uint32_t)b[i].call.tokens;
+            ffn.top_k = TOP_K;
+            ffn.x = memory[i];
+            ffn.x_type = NUMOE_F32;
+            ffn.x_stride = HIDDEN;
+            ffn.ids = memory[i] + part;
+            ffn.routing = (const float *)(const void *)(memory[i] + 2 * part);
+            ffn.out = memory[i] + 3 * part;
+            ffn.out_type = NUMOE_F32;
+            ffn.out_stride = HIDDEN + GAP;
+            ffn.scale = 1.5f;
+            ffn.workspace = memory[i] + 4 * part;
+            ffn.add = parts++ > 0;
+            fake_launch(f, stream->compute, &ffn);
+            cr_assert_eq(gpu_stream_done(stream, stream->compute, &gone, NULL), 0);
+        }
+        cr_assert_gt(parts, 0);
+        gpu_stream_end(stream, stream->compute);
+        fake_copy_out(f, stream->compute, at + 3 * part, memory[i] + 3 * part, part);
+        cr_assert_eq(gpu_stream_prefetch(stream, (layer + 1) % LAYERS, NULL, NULL), 0);
     }
     cr_assert_eq(fake_stream_sync(f, model->stream.compute), 0);
     for (uint64_t i = 0; i < CALLS; i++) {
@@ -369,7 +155,9 @@ static void fail_everywhere(int code, bool ring)
     uint64_t at, reached = 0;
 
     for (at = 0;; at++) {
-        const struct numoe_gpu_model_options options = {.slots = 2,
+        const struct numoe_gpu_model_options options = {.cache_bytes = at % 3 * 20000 + 1,
+                                                        .window_bytes = 40000,
+                                                        .piece_bytes = 1,
                                                         .chunk_bytes = 8192,
                                                         .ring_bytes = 32768,
                                                         .no_pinning = ring,
@@ -459,14 +247,16 @@ Test(gpu_pipeline, a_launch_failure_at_every_step, .timeout = 120)
     fail_everywhere(719, true);
 }
 
-/* Passes over all layers: what is copied and what is found in place. */
-static void count_pass(uint32_t slots, uint64_t passes, struct numoe_gpu_report *report)
+/* Passes over all layers, every expert of each hit: what is copied and what is found in place. */
+static void count_pass(uint64_t cells, uint64_t passes, struct numoe_gpu_report *report)
 {
     struct model *m = model_make(LAYERS, false);
     struct fake *f = fake_make(3);
     struct numoe_gpu *gpu = wrap(f);
     const struct numoe_gpu_source source = source_of(m);
-    const struct numoe_gpu_model_options options = {.slots = slots, .keep_free_bytes = 4 << 20};
+    const struct numoe_gpu_model_options options = {.stream = cells == 0,
+                                                    .cache_bytes = cells * SLICES * m->shape.bytes,
+                                                    .keep_free_bytes = 4 << 20};
     struct numoe_gpu_model *model;
 
     cr_assert_eq(numoe_gpu_model_create(gpu, &source, &options, &model, NULL), 0);
@@ -474,7 +264,11 @@ static void count_pass(uint32_t slots, uint64_t passes, struct numoe_gpu_report 
         struct batch b;
         uint64_t done;
         batch_make(&b);
+        b.call.tokens = 4;
+        for (int t = 0; t < 4; t++)
+            b.ids[t][0] = t;
         cr_assert_eq(numoe_gpu_forward(model, i % LAYERS, &b.call, &done, NULL), 0);
+        cr_assert(batch_right(m, i % LAYERS, &b, done));
     }
     numoe_gpu_model_report(model, report);
     numoe_gpu_model_destroy(model);
@@ -484,26 +278,70 @@ static void count_pass(uint32_t slots, uint64_t passes, struct numoe_gpu_report 
     model_free(m);
 }
 
-Test(gpu_pipeline, more_slots_mean_fewer_copies)
+Test(gpu_pipeline, more_cells_mean_fewer_copies)
 {
-    struct numoe_gpu_report report;
+    enum { THERE = LAYERS * EXPERTS - 1 }; /* one is absent */
 
-    for (uint32_t slots = 2; slots <= LAYERS; slots++) {
+    for (uint32_t cells = 0; cells <= LAYERS * EXPERTS; cells += LAYERS) {
         struct numoe_gpu_report once, more;
-        count_pass(slots, 4, &once);
-        count_pass(slots, 8, &more);
-        cr_expect_eq(more.slots, slots);
-        /* k slots: k - 2 layers stay; all of them once each layer has one */
-        const uint64_t a_pass = slots == LAYERS ? 0 : LAYERS - (slots - 2);
-        cr_expect_leq(more.copies - once.copies, 4 * a_pass, "%u slots: %d copies in 4 passes",
-                      slots, (int)(more.copies - once.copies));
+        count_pass(cells, 4, &once);
+        count_pass(cells, 8, &more);
+        cr_expect_eq(more.cells, cells);
+        cr_expect_eq(more.experts, LAYERS * EXPERTS);
+        cr_expect_eq(more.resident, cells == LAYERS * EXPERTS);
+        /* what a pass has no room for, and the next layer that is under way at the end */
+        cr_expect_eq(more.copied_experts - once.copied_experts,
+                     4 * (THERE - (cells < LAYERS * EXPERTS ? cells : THERE)), "%u cells: %d",
+                     cells, (int)(more.copied_experts - once.copied_experts));
     }
-    /* each layer but the first was under way before it was asked for */
-    count_pass(2, 4, &report);
-    cr_expect_geq(report.hits, 4 * LAYERS - 1);
-    count_pass(LAYERS, 4, &report);
-    cr_expect(report.resident);
-    cr_expect_eq(report.copies, LAYERS);
+}
+
+/* Experts that are not hit are not copied. */
+Test(gpu_pipeline, only_what_is_hit_is_copied)
+{
+    struct model *m = model_make(LAYERS, false);
+    struct fake *f = fake_make(3);
+    struct numoe_gpu *gpu = wrap(f);
+    const struct numoe_gpu_source source = source_of(m);
+    const struct numoe_gpu_model_options options = {.stream = true, .keep_free_bytes = 4 << 20};
+    struct numoe_gpu_model *model;
+    struct numoe_gpu_report report;
+    struct batch b;
+    uint64_t done;
+
+    cr_assert_eq(numoe_gpu_model_create(gpu, &source, &options, &model, NULL), 0);
+    for (uint64_t i = 0; i < 2 * LAYERS; i++) {
+        batch_make(&b);
+        b.call.tokens = 1;
+        b.ids[0][0] = b.ids[0][1] = 3;
+        cr_assert_eq(numoe_gpu_forward(model, i % LAYERS, &b.call, &done, NULL), 0);
+        cr_assert(batch_right(m, i % LAYERS, &b, done));
+    }
+    numoe_gpu_model_report(model, &report);
+    cr_expect_eq(report.copied_experts, 2 * LAYERS);
+    cr_expect_eq(report.copied_bytes, 2 * LAYERS * report.expert_bytes);
+    /* a prefetch of the right expert is taken over, one of another layer is dropped */
+    cr_assert_eq(numoe_gpu_prefetch(model, 0, (const int32_t[]){3}, 1, NULL), 0);
+    batch_make(&b);
+    b.call.tokens = 1;
+    b.ids[0][0] = b.ids[0][1] = 3;
+    cr_assert_eq(numoe_gpu_forward(model, 0, &b.call, &done, NULL), 0);
+    cr_assert(batch_right(m, 0, &b, done));
+    numoe_gpu_model_report(model, &report);
+    cr_expect_eq(report.copied_experts, 2 * LAYERS + 1);
+    cr_assert_eq(numoe_gpu_prefetch(model, 1, NULL, 0, NULL), 0);
+    batch_make(&b);
+    b.call.tokens = 1;
+    b.ids[0][0] = 3;
+    b.ids[0][1] = -1;
+    cr_assert_eq(numoe_gpu_forward(model, 4, &b.call, &done, NULL), 0);
+    cr_assert(batch_right(m, 4, &b, done));
+    cr_expect_eq(numoe_gpu_prefetch(model, LAYERS, NULL, 0, NULL), -EINVAL);
+    numoe_gpu_model_destroy(model);
+    expect_clean(f);
+    numoe_gpu_close(gpu);
+    fake_free(f);
+    model_free(m);
 }
 
 Test(gpu_pipeline, the_copy_stream_has_nothing_but_copies)
@@ -512,7 +350,7 @@ Test(gpu_pipeline, the_copy_stream_has_nothing_but_copies)
     struct fake *f = fake_make(1);
     struct numoe_gpu *gpu = wrap(f);
     const struct numoe_gpu_source source = source_of(m);
-    const struct numoe_gpu_model_options options = {.slots = 2, .keep_free_bytes = 4 << 20};
+    const struct numoe_gpu_model_options options = {.stream = true, .keep_free_bytes = 4 << 20};
     struct numoe_gpu_model *model;
     int pure = 0;
 
@@ -534,15 +372,15 @@ Test(gpu_pipeline, the_copy_stream_has_nothing_but_copies)
     model_free(m);
 }
 
-/* Less memory: fewer slots; too little: a refusal with the numbers, and nothing is left. */
-Test(gpu_pipeline, memory_decides_how_many_slots)
+/* Less memory: fewer experts stay; too little: a refusal with the numbers, and nothing is left. */
+Test(gpu_pipeline, memory_decides_how_many_experts_stay)
 {
     struct model *m = model_make(LAYERS, true);
     const struct numoe_gpu_source source = source_of(m);
-    uint32_t last = 0;
-    bool refused = false;
+    uint64_t last = 0;
+    bool refused = false, served = false;
 
-    for (uint64_t kib = 64; kib < 2048; kib += 16) {
+    for (uint64_t kib = 32; kib < 512; kib += 4) {
         struct fake *f = fake_make(4);
         struct numoe_gpu *gpu = wrap(f);
         struct numoe_error error = NUMOE_ERROR_INIT;
@@ -555,14 +393,14 @@ Test(gpu_pipeline, memory_decides_how_many_slots)
         rc = numoe_gpu_model_create(gpu, &source, &options, &model, &error);
         if (rc) {
             cr_expect_eq(rc, -ENOMEM);
-            cr_expect_eq(last, 0);
+            cr_expect_not(served);
             cr_expect(strstr(error.message, "MiB"), "%s", error.message);
             refused = true;
         } else {
             numoe_gpu_model_report(model, &report);
-            cr_expect_geq(report.slots, 2);
-            cr_expect_geq(report.slots, last);
-            last = report.slots;
+            served = true;
+            cr_expect_geq(report.cells, last);
+            last = report.cells;
             for (uint64_t i = 0; i < 2 * LAYERS; i++) {
                 struct batch b;
                 uint64_t done;
@@ -578,12 +416,12 @@ Test(gpu_pipeline, memory_decides_how_many_slots)
         fake_free(f);
     }
     cr_expect(refused);
-    cr_expect_eq(last, LAYERS);
+    cr_expect_eq(last, LAYERS * EXPERTS);
     model_free(m);
 }
 
-/* Someone else took the memory meanwhile: a slot is given up for the workspace. */
-Test(gpu_pipeline, a_slot_is_given_up_for_workspace)
+/* Someone else took the memory meanwhile: experts give way to the workspace. */
+Test(gpu_pipeline, experts_give_way_to_workspace)
 {
     struct model *m = model_make(LAYERS, false);
     struct fake *f = fake_make(2);
@@ -602,8 +440,8 @@ Test(gpu_pipeline, a_slot_is_given_up_for_workspace)
     cr_assert_eq(numoe_gpu_forward(model, 0, &b.call, &done, &error), 0, "%s", error.message);
     cr_expect(batch_right(m, 0, &b, done));
     numoe_gpu_model_report(model, &report);
-    cr_expect_lt(report.slots, LAYERS);
-    cr_expect_geq(report.slots, 2);
+    cr_expect_lt(report.cells, LAYERS * EXPERTS);
+    cr_expect_geq(report.cells, 1);
     for (uint64_t i = 0; i < 2 * LAYERS; i++) {
         batch_make(&b);
         cr_assert_eq(numoe_gpu_forward(model, i % LAYERS, &b.call, &done, &error), 0);
@@ -616,62 +454,15 @@ Test(gpu_pipeline, a_slot_is_given_up_for_workspace)
     model_free(m);
 }
 
-static bool held(const struct gpu_stream *s, uint64_t layer)
-{
-    for (uint32_t i = 0; i < s->slot_count; i++)
-        if (s->slots[i].layer == layer)
-            return true;
-    return false;
-}
-
-Test(gpu_pipeline, the_slot_given_up_is_the_one_needed_last)
-{
-    for (uint64_t next = 0; next < LAYERS; next++) {
-        struct model *m = model_make(LAYERS, true);
-        struct fake *f = fake_make(2);
-        struct numoe_gpu *gpu = wrap(f);
-        const struct numoe_gpu_source source = source_of(m);
-        const struct numoe_gpu_model_options options = {.keep_free_bytes = 1 << 20};
-        struct numoe_gpu_model *model;
-        struct batch b;
-        uint64_t done;
-
-        cr_assert_eq(numoe_gpu_model_create(gpu, &source, &options, &model, NULL), 0);
-        for (uint64_t layer = 0; layer < LAYERS; layer++) {
-            batch_make(&b);
-            cr_assert_eq(numoe_gpu_forward(model, layer, &b.call, &done, NULL), 0);
-        }
-        for (uint32_t slots = LAYERS; slots > 2; slots--) {
-            const uint64_t last = (next + slots - 1) % LAYERS;
-            cr_assert_eq(gpu_stream_shrink(&model->stream, next, NULL), 0);
-            cr_expect_eq(model->stream.slot_count, slots - 1);
-            cr_expect_not(held(&model->stream, last), "layer %d", (int)last);
-            for (uint64_t i = 0; i + 1 < slots; i++)
-                cr_expect(held(&model->stream, (next + i) % LAYERS), "layer %d after %d", (int)i,
-                          (int)next);
-        }
-        cr_expect_eq(gpu_stream_shrink(&model->stream, next, NULL), -ENOMEM);
-        for (uint64_t i = 0; i < 2 * LAYERS; i++) {
-            batch_make(&b);
-            cr_assert_eq(numoe_gpu_forward(model, i % LAYERS, &b.call, &done, NULL), 0);
-            cr_expect(batch_right(m, i % LAYERS, &b, done));
-        }
-        numoe_gpu_model_destroy(model);
-        expect_clean(f);
-        numoe_gpu_close(gpu);
-        fake_free(f);
-        model_free(m);
-    }
-}
-
 /* Memory runs out while the next layer is being copied, and what is called for that fails too, at
- * every step: a slot that holds half a layer must not pass for a whole one. */
-Test(gpu_pipeline, a_second_fault_while_a_slot_is_given_up, .timeout = 120)
+ * every step: half a piece must not pass for a whole one, and without any memory for experts calls
+ * fail until there is some. */
+Test(gpu_pipeline, a_second_fault_while_experts_give_way, .timeout = 120)
 {
     struct model *m = model_make(LAYERS, true);
     const struct numoe_gpu_source source = source_of(m);
     const struct numoe_gpu_model_options options = {
-        .slots = 4, .ring_bytes = 16384, .no_pinning = true, .keep_free_bytes = 1 << 20};
+        .cache_bytes = 100000, .ring_bytes = 16384, .no_pinning = true, .keep_free_bytes = 1 << 20};
 
     for (uint64_t seed = 0; seed < 3; seed++)
         for (uint64_t second = 1; second < 60; second++) {
@@ -689,9 +480,9 @@ Test(gpu_pipeline, a_second_fault_while_a_slot_is_given_up, .timeout = 120)
                 b.call.tokens = 1;
                 cr_assert_eq(numoe_gpu_forward(model, layer, &b.call, &done, &error), 0);
             }
-            /* the slot filled last is half full, and memory is short for more tokens */
-            gpu_stream_prefetch(&model->stream, 3, 2, NULL);
-            gpu_stream_pump(&model->stream, false, &more, NULL);
+            /* a piece is half full, and memory is short for more tokens */
+            numoe_gpu_prefetch(model, 3, NULL, 0, NULL);
+            gpu_stream_pump(&model->stream, &more, NULL);
             f->memory = f->taken + 100;
             f->fail_at = f->calls + second;
             f->fail_code = 1;
@@ -714,8 +505,8 @@ Test(gpu_pipeline, a_second_fault_while_a_slot_is_given_up, .timeout = 120)
     model_free(m);
 }
 
-/* A call of many tokens; a pass of 256 of them fits once a slot is given up. */
-Test(gpu_pipeline, a_slot_goes_before_passes_get_short, .timeout = 60)
+/* A call of many tokens; a pass of 256 of them fits once experts give way. */
+Test(gpu_pipeline, experts_give_way_before_passes_get_short, .timeout = 60)
 {
     enum { MANY = 600, WORTH = 256 };
     static float x[MANY][HIDDEN], out[2][MANY][HIDDEN], routing[MANY];
@@ -746,7 +537,7 @@ Test(gpu_pipeline, a_slot_goes_before_passes_get_short, .timeout = 60)
         struct numoe_gpu *gpu = wrap(f);
         struct numoe_gpu_report report;
         struct numoe_gpu_model *model;
-        uint64_t done, launches = 0;
+        uint64_t done, passes = 0;
 
         cr_assert_eq(numoe_gpu_model_create(gpu, &source, &options, &model, NULL), 0);
         call.out = out[shortage];
@@ -755,18 +546,18 @@ Test(gpu_pipeline, a_slot_goes_before_passes_get_short, .timeout = 60)
         } else {
             cr_assert_eq(numoe_gpu_forward(model, 0, &call, &done, NULL), 0);
             numoe_gpu_model_report(model, &report);
-            need = report.device_bytes - report.slots * report.slot_bytes;
+            need = report.device_bytes - model->stream.pool_bytes;
         }
         call.tokens = MANY;
         for (int i = 0; i < FAKE_STREAMS; i++)
-            f->streams[i].launches = 0;
+            f->streams[i].copies_out = 0;
         cr_assert_eq(numoe_gpu_forward(model, 1, &call, &done, NULL), 0);
         cr_expect_eq(done, MANY);
         for (int i = 0; i < FAKE_STREAMS; i++)
-            launches += f->streams[i].launches;
+            passes += f->streams[i].copies_out;
         numoe_gpu_model_report(model, &report);
-        cr_expect_eq(launches, shortage ? 3 : 1, "%d passes", (int)launches);
-        cr_expect_eq(report.slots, shortage ? LAYERS - 1 : LAYERS);
+        cr_expect(shortage ? passes == 2 || passes == 3 : passes == 1, "%d passes", (int)passes);
+        cr_expect(shortage ? report.cells < LAYERS * EXPERTS : report.resident);
         numoe_gpu_model_destroy(model);
         expect_clean(f);
         numoe_gpu_close(gpu);
@@ -807,10 +598,11 @@ static uint64_t forged_layer;
 
 static int forging_launch(void *device, void *stream, const struct numoe_cuda_ffn *ffn)
 {
-    static uint64_t launches;
+    static uint64_t layers; /* begun: the first part of each sets its outputs */
     struct numoe_cuda_ffn other = *ffn;
 
-    if (launches++ % LAYERS == forged_layer)
+    layers += !ffn->add;
+    if ((layers - 1) % LAYERS == forged_layer)
         other.scale *= 2;
     return fake_launch(device, stream, &other);
 }

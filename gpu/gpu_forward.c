@@ -1,0 +1,541 @@
+/*
+ * Calls on host memory.
+ *
+ * A pass takes as many tokens as there is room for on the device, up to 65536: their x, ids, routing
+ * weights and outputs are there as a whole, and each part of the layer's experts is computed for all
+ * of them, in chunks that share one workspace, before the next part. So the weights of a layer cross
+ * the link once a pass.
+ *
+ *   compute stream   x, ids, routing (from staging), then part after part: launches
+ *   results stream   outputs to staging, the other direction of the link
+ *   copy stream      weights, of the next layer too
+ *
+ * Staging is two halves, each used again when the event behind its last copy says so. A pass of one
+ * part writes the caller's type at once; with more parts, outputs are summed in fp32, and those of
+ * bf16 are rounded once at the end.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#include <errno.h>
+#include <string.h>
+#include <time.h>
+
+#include "gpu_model.h"
+
+#define HALF_BYTES_MOST ((uint64_t)256 << 20)
+enum { PASS_TOKENS_MOST = 1 << 16, CHUNK_TOKENS_MOST = 8192 };
+/* Below so many a pass reads nearly every expert for few tokens each: rather fewer that stay. */
+enum { PASS_TOKENS_WORTH = 256 };
+
+static uint64_t type_bytes(enum numoe_type type)
+{
+    return type == NUMOE_BF16 ? 2 : 4;
+}
+
+/* ---- what a pass takes ----------------------------------------------------------------------- */
+
+/* The call of so many tokens without its addresses. */
+static void describe(const struct numoe_gpu_model *m, const struct numoe_gpu_call *call,
+                     uint64_t tokens, struct numoe_cuda_ffn *ffn)
+{
+    *ffn = (struct numoe_cuda_ffn){
+        .tokens = (uint32_t)tokens,
+        .top_k = (uint32_t)call->top_k,
+        .x_type = call->x_type,
+        .x_stride = (m->source.shape.hidden + 7) / 8 * 8, /* rows of 16-byte pieces */
+        .out_type = call->out_type,
+        .out_stride = m->source.shape.hidden,
+        .add = call->add,
+        .scale = call->scale,
+    };
+    gpu_model_ffn(m, NULL, ffn);
+}
+
+static uint64_t take(uint64_t *at, uint64_t bytes)
+{
+    const uint64_t here = *at;
+    *at += (bytes + 255) / 256 * 256;
+    return here;
+}
+
+static struct gpu_parts lay_out(const struct numoe_cuda_ffn *ffn, uint64_t tokens, uint64_t work)
+{
+    const uint64_t pairs = tokens * ffn->top_k;
+    struct gpu_parts p = {0};
+    uint64_t at = 0;
+
+    p.x = take(&at, tokens * ffn->x_stride * type_bytes(ffn->x_type));
+    p.ids = take(&at, pairs * sizeof(int32_t));
+    p.routing = take(&at, pairs * sizeof(float));
+    p.out = take(&at, tokens * ffn->out_stride * type_bytes(ffn->out_type));
+    p.sum = take(&at, ffn->out_type == NUMOE_BF16 ? tokens * ffn->out_stride * sizeof(float) : 0);
+    p.work = take(&at, work);
+    p.bytes = at;
+    return p;
+}
+
+/* Staging bytes of a token: x, ids and routing weights on their way in, and out, either way. */
+static uint64_t token_bytes(const struct numoe_cuda_ffn *ffn)
+{
+    return ffn->x_stride * type_bytes(ffn->x_type) + 8ull * ffn->top_k +
+           ffn->out_stride * type_bytes(ffn->out_type) + 4 * 256;
+}
+
+/* Blocks for a pass; nothing runs on them. */
+static int reserve(struct numoe_gpu_model *m, uint64_t device, uint64_t half,
+                   struct numoe_error *error)
+{
+    struct numoe_gpu *gpu = m->gpu;
+    const struct gpu_ops *ops = gpu->ops;
+    int rc;
+
+    if (device > m->device_bytes) {
+        if (m->device) {
+            rc = gpu_judge(gpu, ops->release(gpu->device, m->device), error,
+                           "freeing the workspace");
+            if (rc)
+                return rc;
+            m->device = NULL;
+            m->device_bytes = 0;
+        }
+        rc = gpu_judge(gpu, ops->allocate(gpu->device, device, (void **)&m->device), error,
+                       "allocating %llu MiB of workspace", (unsigned long long)(device >> 20));
+        if (rc) {
+            m->device = NULL;
+            return rc;
+        }
+        m->device_bytes = device;
+    }
+    half = (half + 255) / 256 * 256;
+    if (half > m->half_bytes) {
+        if (m->host) {
+            rc = gpu_judge(gpu, ops->host_release(gpu->device, m->host), error, "freeing staging");
+            if (rc)
+                return rc;
+            m->host = NULL;
+            m->half_bytes = 0;
+        }
+        rc = gpu_judge(gpu, ops->host_allocate(gpu->device, 2 * half, (void **)&m->host), error,
+                       "allocating %llu MiB of pinned staging",
+                       (unsigned long long)(2 * half >> 20));
+        if (rc) {
+            m->host = NULL;
+            return rc;
+        }
+        m->half_bytes = half;
+    }
+    return m->device && m->host ? 0 : -ENOMEM;
+}
+
+/* How many tokens the next pass takes, with room for them. Out of memory means fewer tokens as long
+ * as the passes stay worth their copies, then fewer experts that stay, then fewer tokens again. */
+static int plan_pass(struct numoe_gpu_model *m, const struct numoe_gpu_call *call, uint64_t left,
+                     struct numoe_error *error)
+{
+    struct numoe_gpu *gpu = m->gpu;
+    struct gpu_pass *p = &m->pass;
+    uint64_t n = left < PASS_TOKENS_MOST ? left : PASS_TOKENS_MOST;
+    uint64_t chunk = n < CHUNK_TOKENS_MOST ? n : CHUNK_TOKENS_MOST;
+
+    for (;;) {
+        struct numoe_error inner = NUMOE_ERROR_INIT;
+        struct numoe_cuda_ffn ffn;
+        uint64_t work;
+        int rc;
+
+        chunk = chunk < n ? chunk : n;
+        describe(m, call, chunk, &ffn);
+        work = gpu->ops->workspace_bytes(gpu->device, &ffn);
+        if (!work && chunk == 1)
+            return numoe_error_set(error, -EINVAL, "tokens",
+                                   "a token of %u entries is too large", ffn.top_k);
+        p->parts = lay_out(&ffn, n, work);
+        if (n > 1 && (!work || p->parts.bytes > m->keep_free_bytes / 4 * 3)) {
+            if (n > chunk && work)
+                n = n / 2 > chunk ? n / 2 : chunk;
+            else
+                n = chunk = (chunk + 1) / 2;
+            continue;
+        }
+        p->tokens = n;
+        p->chunk = chunk;
+        p->staged = HALF_BYTES_MOST / token_bytes(&ffn);
+        p->staged = p->staged < 1 ? 1 : p->staged < n ? p->staged : n;
+        rc = reserve(m, p->parts.bytes, p->staged * token_bytes(&ffn), &inner);
+        if (rc == -ENOMEM && n > PASS_TOKENS_WORTH) {
+            n = n / 2 > PASS_TOKENS_WORTH ? (n + 1) / 2 : PASS_TOKENS_WORTH;
+            continue;
+        }
+        if (rc == -ENOMEM) {
+            struct numoe_error unshrunk = NUMOE_ERROR_INIT;
+            const int shrunk = gpu_stream_shrink(&m->stream, p->parts.bytes, &unshrunk);
+            if (!shrunk) {
+                numoe_log_write(&gpu->log, NUMOE_LOG_WARNING,
+                                "device memory is short: there is room for %u experts to stay now",
+                                m->stream.cache.cells);
+                continue;
+            }
+            if (shrunk == -ENOMEM && n > 1) {
+                n = (n + 1) / 2;
+                continue;
+            }
+            if (shrunk != -ENOMEM) {
+                rc = shrunk;
+                inner = unshrunk;
+            }
+        }
+        if (rc && error)
+            *error = inner;
+        return rc;
+    }
+}
+
+/* ---- inputs ---------------------------------------------------------------------------------- */
+
+static void copy_rows(const struct numoe_gpu_model *m, void *to, uint64_t to_stride,
+                      const void *from, uint64_t from_stride, uint64_t row_bytes, uint64_t rows)
+{
+    if (rows == 0)
+        return;
+    if (m->source.copy) {
+        m->source.copy(m->source.user, to, to_stride, from, from_stride, row_bytes, rows);
+        return;
+    }
+    if (to_stride == row_bytes && from_stride == row_bytes) {
+        memcpy(to, from, row_bytes * rows);
+        return;
+    }
+    for (uint64_t r = 0; r < rows; r++)
+        memcpy((uint8_t *)to + r * to_stride, (const uint8_t *)from + r * from_stride, row_bytes);
+}
+
+/* Tokens [at, at + count) of the pass, through one half of the staging memory. */
+static int send_some(struct numoe_gpu_model *m, const struct numoe_gpu_call *call,
+                     const struct numoe_cuda_ffn *ffn, uint64_t at, uint64_t count, unsigned half,
+                     struct numoe_error *error)
+{
+    struct numoe_gpu *gpu = m->gpu;
+    const struct gpu_ops *ops = gpu->ops;
+    const struct gpu_parts *to = &m->pass.parts;
+    const uint64_t hidden = m->source.shape.hidden, first = m->pass.first + at;
+    const uint64_t x_row = ffn->x_stride * type_bytes(ffn->x_type);
+    const uint64_t out_size = type_bytes(ffn->out_type), out_row = ffn->out_stride * out_size;
+    const uint64_t entries = count * call->top_k;
+    uint8_t *host = m->host + half * m->half_bytes;
+    uint64_t x = 0, ids = 0, routing = 0, out = 0, end = 0;
+    int rc = gpu_judge(gpu, ops->event_sync(gpu->device, m->half_free[half]), error,
+                       "waiting for staging");
+
+    if (rc)
+        return rc;
+    x = take(&end, count * x_row);
+    ids = take(&end, entries * 4);
+    routing = take(&end, entries * 4);
+    out = take(&end, count * out_row);
+    copy_rows(m, host + x, x_row,
+              (const uint8_t *)call->x + first * call->x_stride * type_bytes(ffn->x_type),
+              call->x_stride * type_bytes(ffn->x_type), hidden * type_bytes(ffn->x_type), count);
+    memcpy(host + ids, call->ids + first * call->top_k, entries * 4);
+    memcpy(host + routing, call->routing + first * call->top_k, entries * 4);
+    if (call->add)
+        copy_rows(m, host + out, out_row,
+                  (const uint8_t *)call->out + first * call->out_stride * out_size,
+                  call->out_stride * out_size, hidden * out_size, count);
+    const struct {
+        uint64_t from, to, bytes;
+    } copies[] = {
+        {x, to->x + at * x_row, count * x_row},
+        {ids, to->ids + at * call->top_k * 4, entries * 4},
+        {routing, to->routing + at * call->top_k * 4, entries * 4},
+        {out, to->out + at * out_row, call->add ? count * out_row : 0},
+    };
+    for (size_t i = 0; !rc && i < sizeof copies / sizeof copies[0]; i++)
+        if (copies[i].bytes)
+            rc = gpu_judge(gpu,
+                           ops->copy_in(gpu->device, m->stream.compute, m->device + copies[i].to,
+                                        host + copies[i].from, copies[i].bytes),
+                           error, "copying the inputs of %llu tokens", (unsigned long long)count);
+    if (!rc)
+        rc = gpu_judge(gpu,
+                       ops->event_record(gpu->device, m->half_free[half], m->stream.compute), error,
+                       "marking staging");
+    return rc;
+}
+
+static int send_inputs(struct numoe_gpu_model *m, const struct numoe_gpu_call *call,
+                       struct numoe_error *error)
+{
+    const struct gpu_pass *p = &m->pass;
+    struct numoe_cuda_ffn ffn;
+    unsigned half = 0;
+    int rc = 0;
+
+    describe(m, call, p->tokens, &ffn);
+    for (uint64_t at = 0; !rc && at < p->tokens; at += p->staged, half = !half) {
+        const uint64_t left = p->tokens - at;
+        rc = send_some(m, call, &ffn, at, left < p->staged ? left : p->staged, half, error);
+    }
+    return rc;
+}
+
+/* ---- computing ------------------------------------------------------------------------------- */
+
+/* Where the chunk that begins at token `at` is on the device. */
+static void locate(const struct numoe_gpu_model *m, uint64_t at, struct numoe_cuda_ffn *ffn)
+{
+    const struct gpu_parts *p = &m->pass.parts;
+    const uint64_t entry = at * ffn->top_k * 4;
+
+    ffn->x = m->device + p->x + at * ffn->x_stride * type_bytes(ffn->x_type);
+    ffn->ids = m->device + p->ids + entry;
+    ffn->routing = (const float *)(const void *)(m->device + p->routing + entry);
+    ffn->workspace = m->device + p->work;
+}
+
+/* One part of the layer for all tokens of the pass. to_sum: into fp32 sums, and not into out. */
+static int compute_part(struct numoe_gpu_model *m, const struct numoe_gpu_call *call,
+                        const struct gpu_part *part, bool to_sum, bool add,
+                        struct numoe_error *error)
+{
+    const struct gpu_pass *p = &m->pass;
+    struct numoe_gpu *gpu = m->gpu;
+    int rc = 0;
+
+    for (uint64_t at = 0; !rc && at < p->tokens; at += p->chunk) {
+        const uint64_t left = p->tokens - at;
+        struct numoe_cuda_ffn ffn;
+
+        describe(m, call, left < p->chunk ? left : p->chunk, &ffn);
+        gpu_model_ffn(m, part, &ffn);
+        locate(m, at, &ffn);
+        ffn.out_type = to_sum ? NUMOE_F32 : call->out_type;
+        ffn.out = m->device + (to_sum ? p->parts.sum : p->parts.out) +
+                  at * ffn.out_stride * type_bytes(ffn.out_type);
+        ffn.add = add;
+        rc = gpu_judge(gpu, gpu->ops->launch(gpu->device, m->stream.compute, &ffn), error,
+                       "launching layer %llu for %u tokens", (unsigned long long)p->layer,
+                       ffn.tokens);
+    }
+    return rc;
+}
+
+static int compute(struct numoe_gpu_model *m, const struct numoe_gpu_call *call,
+                   struct numoe_error *error)
+{
+    struct gpu_stream *s = &m->stream;
+    struct gpu_pass *p = &m->pass;
+    struct numoe_gpu *gpu = m->gpu;
+    const bool bf16 = call->out_type == NUMOE_BF16;
+    bool several = false;
+    struct gpu_part part;
+    uint32_t parts = 0;
+    int rc;
+
+    for (;; parts++) {
+        rc = gpu_stream_next(s, s->compute, &part, error);
+        if (rc || !part.slice_at)
+            break;
+        if (parts == 0) /* experts that stay, and no others: that is all */
+            several = part.piece || s->jobs[s->current].count;
+        rc = compute_part(m, call, &part, bf16 && several, parts ? true : call->add && !(bf16 && several),
+                          error);
+        if (!rc)
+            rc = gpu_stream_done(s, s->compute, &part, error);
+        if (rc)
+            break;
+    }
+    if (!rc && bf16 && several)
+        rc = gpu_judge(
+            gpu,
+            gpu->ops->round(gpu->device, s->compute,
+                            (const float *)(const void *)(m->device + p->parts.sum),
+                            (uint16_t *)(void *)(m->device + p->parts.out), m->source.shape.hidden,
+                            p->tokens, m->source.shape.hidden, call->add),
+            error, "rounding outputs");
+    if (!rc)
+        rc = gpu_judge(gpu, gpu->ops->event_record(gpu->device, m->computed, s->compute), error,
+                       "marking the end of a call");
+    if (!rc)
+        rc = gpu_judge(gpu, gpu->ops->stream_wait(gpu->device, m->results, m->computed), error,
+                       "waiting for a call");
+    return rc;
+}
+
+/* ---- outputs --------------------------------------------------------------------------------- */
+
+/* Queue the next outputs that fit in a half. */
+static int send_outputs(struct numoe_gpu_model *m, const struct numoe_gpu_call *call,
+                        struct numoe_error *error)
+{
+    struct gpu_pass *p = &m->pass;
+    struct numoe_gpu *gpu = m->gpu;
+    const uint64_t row = m->source.shape.hidden * type_bytes(call->out_type);
+    const uint64_t left = p->tokens - p->sent, count = left < p->staged ? left : p->staged;
+    const unsigned half = p->sent / p->staged % 2;
+    int rc = gpu_judge(gpu,
+                       gpu->ops->copy_out(gpu->device, m->results, m->host + half * m->half_bytes,
+                                          m->device + p->parts.out + p->sent * row, count * row),
+                       error, "copying the outputs of %llu tokens", (unsigned long long)count);
+
+    if (!rc)
+        rc = gpu_judge(gpu, gpu->ops->event_record(gpu->device, m->half_free[half], m->results),
+                       error, "marking outputs");
+    p->sent += count;
+    return rc;
+}
+
+/* Rows of out that the call changes: with add, a token without a computed entry keeps its bits. */
+static void take_outputs(struct numoe_gpu_model *m, const struct numoe_gpu_call *call, uint64_t at,
+                         uint64_t count, const uint8_t *host)
+{
+    const uint64_t size = type_bytes(call->out_type), hidden = m->source.shape.hidden;
+    const uint64_t first = m->pass.first + at;
+    uint64_t begin = 0;
+
+    for (uint64_t t = 0; t <= count; t++) {
+        bool wanted = t < count && !call->add;
+        for (uint64_t j = 0; t < count && !wanted && j < call->top_k; j++)
+            wanted = call->ids[(first + t) * call->top_k + j] >= 0;
+        if (wanted)
+            continue;
+        copy_rows(m, (uint8_t *)call->out + (first + begin) * call->out_stride * size,
+                  call->out_stride * size, host + begin * hidden * size, hidden * size,
+                  hidden * size, t - begin);
+        begin = t + 1;
+    }
+}
+
+/* Until the outputs are there, copies of the next layer that wait for staging go on. */
+static int await(struct numoe_gpu_model *m, void *event, struct numoe_error *error)
+{
+    const struct timespec nap = {0, 20000};
+    struct numoe_gpu *gpu = m->gpu;
+    bool more = m->stream.filling != NULL, done = false;
+
+    while (more && !done) {
+        int rc = gpu_judge(gpu, gpu->ops->event_query(gpu->device, event, &done), error,
+                           "computing a layer");
+        if (rc)
+            return rc;
+        /* what goes wrong in the prefetch shows when its layer is called */
+        if (!done && gpu_stream_pump(&m->stream, &more, NULL))
+            more = false;
+        if (!done && more)
+            nanosleep(&nap, NULL);
+    }
+    return gpu_judge(gpu, gpu->ops->event_sync(gpu->device, event), error, "computing a layer");
+}
+
+/* ---- calls ----------------------------------------------------------------------------------- */
+
+static void count_need(struct numoe_gpu_model *m, const struct numoe_gpu_call *call)
+{
+    const int32_t *ids = call->ids + m->pass.first * call->top_k;
+
+    memset(m->need, 0, m->source.experts * sizeof *m->need);
+    for (uint64_t i = 0; i < m->pass.tokens * call->top_k; i++)
+        if (ids[i] >= 0 && (uint64_t)ids[i] < m->source.experts)
+            m->need[ids[i]]++;
+}
+
+/* After a failure: what was queued still uses the buffers. */
+static void settle(struct numoe_gpu_model *m)
+{
+    struct numoe_gpu *gpu = m->gpu;
+
+    gpu_stream_end(&m->stream, m->stream.compute);
+    gpu_judge(gpu, gpu->ops->stream_sync(gpu->device, m->stream.compute), NULL, "the failed call");
+    gpu_judge(gpu, gpu->ops->stream_sync(gpu->device, m->results), NULL, "the failed call");
+    m->running = false;
+}
+
+int numoe_gpu_start(struct numoe_gpu_model *m, uint64_t layer, const struct numoe_gpu_call *call,
+                    uint64_t first, uint64_t *tokens, struct numoe_error *error)
+{
+    int rc = gpu_enter(m->gpu, error);
+    bool most;
+
+    if (!rc && layer >= m->source.layers)
+        rc = numoe_error_set(error, -EINVAL, "layer", "%llu of %llu", (unsigned long long)layer,
+                             (unsigned long long)m->source.layers);
+    if (!rc && m->running)
+        rc = numoe_error_set(error, -EBUSY, "call", "another is not finished");
+    if (rc)
+        return rc;
+    gpu_model_warm(m);
+    m->pass = (struct gpu_pass){.layer = layer, .first = first};
+    rc = plan_pass(m, call, call->tokens - first, error);
+    if (rc)
+        return rc;
+    count_need(m, call);
+    m->running = true;
+    rc = send_inputs(m, call, error);
+    if (!rc)
+        rc = gpu_stream_begin(&m->stream, layer, m->need, m->pass.tokens, error);
+    if (!rc)
+        rc = compute(m, call, error);
+    if (!rc)
+        rc = send_outputs(m, call, error);
+    if (!rc && m->pass.sent < m->pass.tokens)
+        rc = send_outputs(m, call, error);
+    if (rc) {
+        settle(m);
+        return rc;
+    }
+    gpu_stream_end(&m->stream, m->stream.compute);
+    most = gpu_model_most(m, layer, m->need);
+    if (most && m->source.layers > 1 && first + m->pass.tokens == call->tokens)
+        gpu_stream_prefetch(&m->stream, (layer + 1) % m->source.layers, NULL, NULL);
+    *tokens = m->pass.tokens;
+    return 0;
+}
+
+int numoe_gpu_finish(struct numoe_gpu_model *m, const struct numoe_gpu_call *call, uint64_t *done,
+                     struct numoe_error *error)
+{
+    struct gpu_pass *p = &m->pass;
+    uint64_t at = 0;
+    int rc = gpu_enter(m->gpu, error);
+
+    *done = 0;
+    if (!m->running)
+        return rc ? rc : numoe_error_set(error, -EINVAL, "call", "none was started");
+    while (!rc && at < p->tokens) {
+        const uint64_t left = p->tokens - at, count = left < p->staged ? left : p->staged;
+        const unsigned half = at / p->staged % 2;
+
+        rc = await(m, m->half_free[half], error);
+        if (rc)
+            break;
+        take_outputs(m, call, at, count, m->host + half * m->half_bytes);
+        *done = at += count;
+        if (p->sent < p->tokens)
+            rc = send_outputs(m, call, error);
+    }
+    if (rc)
+        settle(m);
+    m->running = false;
+    m->calls += !rc;
+    m->tokens += at;
+    return rc;
+}
+
+int numoe_gpu_forward(struct numoe_gpu_model *m, uint64_t layer, const struct numoe_gpu_call *call,
+                      uint64_t *done, struct numoe_error *error)
+{
+    int rc = 0;
+
+    *done = 0;
+    if (call->tokens == 0)
+        rc = gpu_enter(m->gpu, error);
+    while (!rc && *done < call->tokens) {
+        uint64_t tokens = 0;
+        rc = numoe_gpu_start(m, layer, call, *done, &tokens, error);
+        if (!rc)
+            rc = numoe_gpu_finish(m, call, &tokens, error);
+        else
+            tokens = 0;
+        *done += tokens;
+    }
+    return rc;
+}
