@@ -237,8 +237,8 @@ int gpu_cache_load(struct gpu_cache *c, const char *path, struct numoe_error *er
     }
     if (layers != c->layers || experts != c->experts) {
         rc = numoe_error_set(error, -EINVAL, path,
-                             "is of %llu layers of %u experts, and the model has %llu of %u", layers,
-                             experts, (unsigned long long)c->layers, c->experts);
+                             "is of %llu layers of %u experts, and the model has %llu of %u",
+                             layers, experts, (unsigned long long)c->layers, c->experts);
         goto out;
     }
     heat = calloc(count, sizeof *heat);

@@ -24,11 +24,11 @@ struct gpu_cache {
     uint64_t layers;
     uint32_t experts;
     uint32_t cells;
-    uint32_t *cell_of;            /* [layers][experts]; GPU_NO_CELL */
-    bool *settled;                /* [layers][experts]: with a cell, its weights are there */
-    double *heat;                 /* [layers][experts] */
-    double *weight;               /* [layers]: of a token now, 1 at first, growing */
-    uint32_t *free;               /* [cells] a stack */
+    uint32_t *cell_of; /* [layers][experts]; GPU_NO_CELL */
+    bool *settled;     /* [layers][experts]: with a cell, its weights are there */
+    double *heat;      /* [layers][experts] */
+    double *weight;    /* [layers]: of a token now, 1 at first, growing */
+    uint32_t *free;    /* [cells] a stack */
     uint32_t free_count;
     uint32_t *held, *limit;       /* [layers] cells taken, and how many at most */
     uint64_t admitted, displaced; /* so far */

@@ -1,10 +1,10 @@
 /*
  * Calls on host memory.
  *
- * A pass takes as many tokens as there is room for on the device, up to 65536: their x, ids, routing
- * weights and outputs are there as a whole, and each part of the layer's experts is computed for all
- * of them, in chunks that share one workspace, before the next part. So the weights of a layer cross
- * the link once a pass.
+ * A pass takes as many tokens as there is room for on the device, up to 65536: their x, ids,
+ * routing weights and outputs are there as a whole, and each part of the layer's experts is
+ * computed for all of them, in chunks that share one workspace, before the next part. So the
+ * weights of a layer cross the link once a pass.
  *
  *   compute stream   x, ids, routing (from staging), then part after part: launches
  *   results stream   outputs to staging, the other direction of the link
@@ -147,8 +147,8 @@ static int plan_pass(struct numoe_gpu_model *m, const struct numoe_gpu_call *cal
         describe(m, call, chunk, &ffn);
         work = gpu->ops->workspace_bytes(gpu->device, &ffn);
         if (!work && chunk == 1)
-            return numoe_error_set(error, -EINVAL, "tokens",
-                                   "a token of %u entries is too large", ffn.top_k);
+            return numoe_error_set(error, -EINVAL, "tokens", "a token of %u entries is too large",
+                                   ffn.top_k);
         p->parts = lay_out(&ffn, n, work);
         if (n > 1 && (!work || p->parts.bytes > m->keep_free_bytes / 4 * 3)) {
             if (n > chunk && work)
@@ -256,9 +256,8 @@ static int send_some(struct numoe_gpu_model *m, const struct numoe_gpu_call *cal
                                         host + copies[i].from, copies[i].bytes),
                            error, "copying the inputs of %llu tokens", (unsigned long long)count);
     if (!rc)
-        rc = gpu_judge(gpu,
-                       ops->event_record(gpu->device, m->half_free[half], m->stream.compute), error,
-                       "marking staging");
+        rc = gpu_judge(gpu, ops->event_record(gpu->device, m->half_free[half], m->stream.compute),
+                       error, "marking staging");
     return rc;
 }
 
@@ -337,21 +336,21 @@ static int compute(struct numoe_gpu_model *m, const struct numoe_gpu_call *call,
             break;
         if (parts == 0) /* experts that stay, and no others: that is all */
             several = part.piece || s->jobs[s->current].count;
-        rc = compute_part(m, call, &part, bf16 && several, parts ? true : call->add && !(bf16 && several),
-                          error);
+        rc = compute_part(m, call, &part, bf16 && several,
+                          parts ? true : call->add && !(bf16 && several), error);
         if (!rc)
             rc = gpu_stream_done(s, s->compute, &part, error);
         if (rc)
             break;
     }
     if (!rc && bf16 && several)
-        rc = gpu_judge(
-            gpu,
-            gpu->ops->round(gpu->device, s->compute,
-                            (const float *)(const void *)(m->device + p->parts.sum),
-                            (uint16_t *)(void *)(m->device + p->parts.out), m->source.shape.hidden,
-                            p->tokens, m->source.shape.hidden, call->add),
-            error, "rounding outputs");
+        rc = gpu_judge(gpu,
+                       gpu->ops->round(gpu->device, s->compute,
+                                       (const float *)(const void *)(m->device + p->parts.sum),
+                                       (uint16_t *)(void *)(m->device + p->parts.out),
+                                       m->source.shape.hidden, p->tokens, m->source.shape.hidden,
+                                       call->add),
+                       error, "rounding outputs");
     if (!rc)
         rc = gpu_judge(gpu, gpu->ops->event_record(gpu->device, m->computed, s->compute), error,
                        "marking the end of a call");

@@ -2,8 +2,8 @@
  * gpu_window.h - device memory that weights pass through: pieces of any size, first in, first out.
  * Bookkeeping only; gpu_stream.c does what the states ask for.
  *
- *   (none) --open--> filling --queue--> queued --take--> taken --spend--> spent --reclaimed--> (none)
- *                       |                  |
+ *   (none) --open--> filling --queue--> queued --take--> taken --spend--> spent --reclaimed-->
+ * (none) |                  |
  *                       +---- drop --------+-----------------------------> spent
  *
  *   filling  copies into it are being queued
@@ -12,8 +12,9 @@
  *   spent    `used` is recorded behind its last computation; or it was dropped before it had one
  *
  * Bytes and descriptor of a spent piece are given again only by reclaiming it, oldest first. Copies
- * into what is reclaimed must wait for `used`, if it was recorded; that is the stream's wait and not
- * the host's. The host waits for `copied` before it writes the host table of a descriptor again.
+ * into what is reclaimed must wait for `used`, if it was recorded; that is the stream's wait and
+ * not the host's. The host waits for `copied` before it writes the host table of a descriptor
+ * again.
  *
  * SPDX-License-Identifier: Apache-2.0
  */

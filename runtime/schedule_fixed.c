@@ -152,7 +152,8 @@ static int lay_many(struct build *b, uint32_t g, uint32_t h, struct walk begin, 
     struct numoe_plan_cut cut;
     uint64_t own, at = 0;
 
-    if (schedule_cut_evenly(b, begin.group, h, total, begin.unit, &cut)) {
+    if (schedule_cut_evenly(b, begin.group, h, total, (b->slice_count[h] + units - 1) / units,
+                            &cut)) {
         /* so that all hits together have so many, whatever the rounding */
         own = b->slice_count[h] * numoe_plan_slice_cost(tokens);
         cut.lanes = (cut.lanes * (before + own) + total / 2) / total -

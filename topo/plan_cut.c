@@ -7,16 +7,28 @@
  */
 #include "numoe_topo.h"
 
-/* What workers take for `lanes` that share `blocks` of so many units and tokens: a lane's own is
- * its partial outputs, as much as another slice takes, and twice that where it ends in another
- * block than it began; and who is held up is waited for, as long as a quarter of a lane. */
-static uint64_t cost_of(uint64_t turns, uint64_t lanes, uint64_t blocks, uint64_t units,
+static uint64_t common_divisor(uint64_t a, uint64_t b)
+{
+    while (b) {
+        const uint64_t rest = a % b;
+
+        a = b;
+        b = rest;
+    }
+    return a;
+}
+
+/* What workers take for `lanes` that share `blocks` of so many units and tokens: each block that a
+ * lane has a part of is partial outputs, as much as another slice takes; and who is held up is
+ * waited for, as long as a quarter of a lane. */
+static uint64_t cost_of(uint64_t workers, uint64_t lanes, uint64_t blocks, uint64_t units,
                         uint64_t unit, uint64_t tokens)
 {
-    const uint64_t of_lane = (blocks * units + lanes - 1) / lanes;
-    const uint64_t own = lanes % blocks ? 2 : 1;
+    const uint64_t turns = (lanes + workers - 1) / workers;
+    const uint64_t of_lane = (blocks * units + lanes - 1) / lanes * unit;
+    const uint64_t parts = lanes + blocks - common_divisor(lanes, blocks);
 
-    return (4 * turns + 1) * (of_lane * unit + own) * numoe_plan_slice_cost(tokens);
+    return (4 * turns + 1) * (16 * of_lane + 16 * parts / lanes) * numoe_plan_slice_cost(tokens);
 }
 
 struct numoe_plan_cut numoe_plan_even_cut(uint32_t workers, uint64_t experts, uint64_t slices,
@@ -33,10 +45,13 @@ struct numoe_plan_cut numoe_plan_even_cut(uint32_t workers, uint64_t experts, ui
          blocks == fewest ||
          (blocks <= most && tokens / blocks >= NUMOE_PLAN_BLOCK_TOKENS_LEAST / 2);
          blocks++)
-        for (uint64_t turns = 1; turns <= TURNS_MOST; turns++) {
-            const uint64_t lanes = turns * workers;
-            const uint64_t cost = cost_of(turns, lanes, experts * blocks, units, unit,
-                                          (tokens + blocks - 1) / blocks);
+        /* lanes for so many turns of the workers; and whole blocks, if they come out even */
+        for (uint64_t turns = 0; turns <= TURNS_MOST; turns++) {
+            const uint64_t all = experts * blocks;
+            const uint64_t lanes = turns || all % workers ? turns * workers : all;
+            const uint64_t cost =
+                lanes ? cost_of(workers, lanes, all, units, unit, (tokens + blocks - 1) / blocks)
+                      : UINT64_MAX;
 
             if (cost < least) {
                 least = cost;

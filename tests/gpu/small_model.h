@@ -97,7 +97,7 @@ static inline void arena(void *user, uint32_t index, void **address, uint64_t *b
 }
 
 static inline uint64_t place(void *user, uint64_t layer, uint64_t expert, uint32_t index,
-                      const uint8_t **address)
+                             const uint8_t **address)
 {
     struct model *m = user;
     const uint64_t q = layer * EXPERTS + expert;
@@ -182,7 +182,8 @@ static inline bool same_bits(const void *a, const void *b, size_t bytes)
 }
 
 /* Outputs of tokens below done, and that the rest is as before. */
-static inline bool batch_right(const struct model *m, uint64_t layer, const struct batch *b, uint64_t done)
+static inline bool batch_right(const struct model *m, uint64_t layer, const struct batch *b,
+                               uint64_t done)
 {
     uint8_t slices[SLICES * 16384];
     const uint64_t width = 32 * m->shape.hidden_tiles, bytes = m->shape.bytes;
