@@ -329,6 +329,25 @@ static void find_isas(struct soak *soak)
         soak->isas[soak->isa_count++] = kernels->isa;
 }
 
+static int find_nodes(struct soak *soak)
+{
+    struct numoe_options options = NUMOE_OPTIONS_INIT;
+    struct numoe_error error = NUMOE_ERROR_INIT;
+    struct numoe_node_stats node = NUMOE_NODE_STATS_INIT;
+    struct numoe *context;
+    int rc;
+
+    options.gpu = NUMOE_GPU_OFF;
+    options.threads = 1;
+    rc = numoe_open(&options, &context, &error);
+    if (rc)
+        return soak_fail_call(soak, "numoe_open", rc, &error);
+    for (uint32_t n = 0; n < SOAK_NODES && !numoe_stats_node(context, n, &node); n++)
+        soak->nodes[soak->node_count++] = node.os_index;
+    numoe_close(context);
+    return 0;
+}
+
 static int make_scratch(struct soak *soak)
 {
     const char *where = soak->options.scratch, *temporary = getenv("TMPDIR");
@@ -412,6 +431,8 @@ int numoe_soak_run(const struct numoe_soak_options *options, struct numoe_soak_r
     if (sched_getaffinity(0, sizeof soak->cpus, soak->cpus) < 0)
         rc = soak_fail(soak, -errno, "the calling thread's CPUs cannot be read");
     find_isas(soak);
+    if (!rc)
+        rc = find_nodes(soak);
     if (!rc)
         rc = make_scratch(soak);
     if (!rc)

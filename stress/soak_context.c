@@ -32,6 +32,7 @@ static void choose_plan(const struct soak *soak, struct soak_random *random,
     const uint32_t few = soak_once(random, 4) ? (uint32_t)soak_between(random, 1, 12) : 0;
     const uint64_t isa = soak_next(random);
     const enum numoe_form form = PICK(random, forms);
+    const uint64_t half = soak_below(random, 4);
 
     context->topology = soak->options.topology ? soak->options.topology : topologies[machine].text;
     context->workers = soak->options.workers ? soak->options.workers : few;
@@ -43,6 +44,11 @@ static void choose_plan(const struct soak *soak, struct soak_random *random,
     context->form = form;
     if (form == NUMOE_FORM_GROUPS)
         context->groups = soak->options.topology ? 1 : topologies[machine].groups;
+    /* pools of one process side by side, and over each other */
+    if (!context->topology && half < 2 && soak->node_count > 1) {
+        context->nodes = half ? soak->nodes + soak->node_count / 2 : soak->nodes;
+        context->node_count = half ? soak->node_count - soak->node_count / 2 : soak->node_count / 2;
+    }
 }
 
 static void choose_execution(const struct soak *soak, struct soak_random *random,
@@ -77,10 +83,14 @@ int soak_context_open(struct soak *soak, struct soak_random *random,
         context->gpu = like->gpu;
         context->form = like->form;
         context->groups = like->groups;
+        context->nodes = like->nodes;
+        context->node_count = like->node_count;
     }
     choose_execution(soak, random, context);
     options.topology = context->topology;
     options.workers = context->workers;
+    options.nodes = context->nodes;
+    options.node_count = context->node_count;
     options.threads = context->threads;
     options.isa = context->isa;
     options.spin_ns = context->spin_ns;
@@ -96,11 +106,11 @@ int soak_context_open(struct soak *soak, struct soak_random *random,
     if (soak->warming) /* later contexts would say the same again and again */
         options.log = soak->options.log;
     soak_doing(soak,
-               "opening a context on %s, %" PRIu32 " workers, %" PRIu32
-               " threads, %s, form %d, spin %" PRIu64 " ns, chaos %" PRIu64,
-               context->topology ? context->topology : "this machine", context->workers,
-               context->threads, context->isa, (int)context->form, context->spin_ns,
-               context->chaos_seed);
+               "opening a context on %s, %" PRIu32 " nodes from %" PRIu32 ", %" PRIu32
+               " workers, %" PRIu32 " threads, %s, form %d, spin %" PRIu64 " ns, chaos %" PRIu64,
+               context->topology ? context->topology : "this machine", context->node_count,
+               context->nodes ? context->nodes[0] : 0, context->workers, context->threads,
+               context->isa, (int)context->form, context->spin_ns, context->chaos_seed);
     rc = numoe_open(&options, &context->numoe, &error);
     if (rc) {
         free(context);

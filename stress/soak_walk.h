@@ -37,7 +37,14 @@ uint16_t soak_to_bf16(float value);
 
 /* ---- the walk ------------------------------------------------------------------------------- */
 
-enum { SOAK_CONTEXTS = 3, SOAK_MODELS = 3, SOAK_ISAS = 8, SOAK_CALLERS = 4, SOAK_CPU_SETS = 8 };
+enum {
+    SOAK_CONTEXTS = 3,
+    SOAK_MODELS = 3,
+    SOAK_ISAS = 8,
+    SOAK_CALLERS = 4,
+    SOAK_CPU_SETS = 8,
+    SOAK_NODES = 128
+};
 
 /* What a failed check returns: not a number that the library uses. */
 #define SOAK_WRONG (-EBADE)
@@ -48,6 +55,9 @@ struct soak {
     uint32_t context_count;
     const char *isas[SOAK_ISAS]; /* the best first */
     uint32_t isa_count;
+    uint32_t
+        nodes[SOAK_NODES]; /* OS indices of this machine's memory nodes, or the first of them */
+    uint32_t node_count;
     char *scratch;                 /* the walk's own folder */
     uint64_t folders;              /* made in it so far */
     bool warming;                  /* before the first step */
@@ -132,6 +142,8 @@ struct soak_context {
     struct numoe *numoe;
     const char *topology, *isa;
     uint32_t workers, threads;
+    const uint32_t *nodes; /* half of this machine's; NULL: all */
+    uint32_t node_count;
     uint64_t chaos_seed, spin_ns;
     bool pin_caller, gpu, gpu_stream, stats;
     enum numoe_form form;
