@@ -146,7 +146,7 @@ static int hold_layer(struct numoe_gpu_model *m, uint64_t layer, struct gpu_part
 {
     struct gpu_stream *s = &m->stream;
     struct gpu_part part;
-    int rc = gpu_stream_begin(s, layer, s->everything, 0, error);
+    int rc = gpu_stream_begin(s, layer, s->everything, NULL, 0, error);
 
     do {
         if (!rc)
@@ -156,7 +156,7 @@ static int hold_layer(struct numoe_gpu_model *m, uint64_t layer, struct gpu_part
     } while (!rc && part.slice_at);
     gpu_stream_end(s, s->compute);
     if (!rc)
-        rc = gpu_stream_begin(s, layer, s->everything, 0, error);
+        rc = gpu_stream_begin(s, layer, s->everything, NULL, 0, error);
     if (!rc)
         rc = gpu_stream_next(s, s->compute, kept, error);
     if (!rc && (kept->piece || s->jobs[s->current].count))
@@ -243,7 +243,7 @@ static int stream_layer(struct numoe_gpu_model *m, struct inputs *in, uint64_t l
     struct numoe_gpu *gpu = m->gpu;
     struct numoe_cuda_ffn ffn = in->ffn;
     struct gpu_part part;
-    int rc = gpu_stream_begin(s, layer, s->everything, 0, error);
+    int rc = gpu_stream_begin(s, layer, s->everything, NULL, 0, error);
 
     for (uint64_t e = 0; e < m->source.experts; e++)
         in->host_table[e * m->source.slices] = NUMOE_GPU_ABSENT;

@@ -11,6 +11,8 @@
 #define GROWTH 1.00034663
 /* Tokens of a batch count as at most so many: a long prompt must not drown all before it. */
 #define TOKENS_COUNTED 256.0
+/* An expert that nobody waits for is brought when it is so much hotter than the one that goes. */
+#define WORTH 1.5
 /* Beyond this, heat and weights of a layer are scaled down. */
 #define WEIGHT_MOST 1e100
 
@@ -171,6 +173,27 @@ void gpu_cache_drop_layer(struct gpu_cache *c, uint64_t layer)
 {
     for (uint32_t e = 0; e < c->experts; e++)
         gpu_cache_drop(c, layer, e);
+}
+
+uint32_t gpu_cache_worth(const struct gpu_cache *c, uint64_t layer)
+{
+    const uint64_t first = layer * c->experts;
+    uint32_t best = GPU_NO_CELL, cold = GPU_NO_CELL;
+
+    for (uint32_t e = 0; e < c->experts; e++)
+        if (c->cell_of[first + e] == GPU_NO_CELL && c->heat[first + e] > 0 &&
+            (best == GPU_NO_CELL || c->heat[first + e] > c->heat[first + best]))
+            best = e;
+    if (best == GPU_NO_CELL || c->limit[layer] == 0 ||
+        (c->held[layer] < c->limit[layer] && c->free_count))
+        return c->limit[layer] ? best : GPU_NO_CELL;
+    for (uint32_t e = 0; e < c->experts; e++)
+        if (c->settled[first + e] &&
+            (cold == GPU_NO_CELL || c->heat[first + e] < c->heat[first + cold]))
+            cold = e;
+    return cold != GPU_NO_CELL && c->heat[first + best] > WORTH * c->heat[first + cold]
+               ? best
+               : GPU_NO_CELL;
 }
 
 uint32_t gpu_cache_hottest(const struct gpu_cache *c, uint64_t layer, uint32_t most,

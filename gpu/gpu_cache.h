@@ -66,6 +66,10 @@ static inline bool gpu_cache_holds(const struct gpu_cache *cache, uint64_t layer
     return cache->settled[gpu_cache_at(cache, layer, expert)];
 }
 
+/* The hottest expert of a layer without a cell that is worth bringing unasked: there is room, or it
+ * is much hotter than the coldest; GPU_NO_CELL: none is. */
+uint32_t gpu_cache_worth(const struct gpu_cache *cache, uint64_t layer);
+
 /* Experts of a layer, hottest first, at most `most`: what to warm up with. Returns how many. */
 uint32_t gpu_cache_hottest(const struct gpu_cache *cache, uint64_t layer, uint32_t most,
                            uint32_t *experts);

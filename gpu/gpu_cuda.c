@@ -129,6 +129,22 @@ static int event_sync(void *device, void *event)
     return (int)cudaEventSynchronize(event);
 }
 
+static int timer_create(void *device, void **event)
+{
+    (void)device;
+    return (int)cudaEventCreate((cudaEvent_t *)event);
+}
+
+static int elapsed(void *device, void *begin, void *end, double *ms)
+{
+    float value = 0;
+    const cudaError_t e = cudaEventElapsedTime(&value, begin, end);
+
+    (void)device;
+    *ms = (double)value;
+    return (int)e;
+}
+
 static int copy_in(void *device, void *stream, void *to, const void *from, uint64_t bytes)
 {
     (void)device;
@@ -206,6 +222,8 @@ const struct gpu_ops *gpu_backend_ops(void)
         .event_record = event_record,
         .event_query = event_query,
         .event_sync = event_sync,
+        .timer_create = timer_create,
+        .elapsed = elapsed,
         .copy_in = copy_in,
         .copy_in_many = copy_in_many,
         .copy_out = copy_out,

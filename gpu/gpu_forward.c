@@ -34,6 +34,12 @@ static uint64_t type_bytes(enum numoe_type type)
 
 /* ---- what a pass takes ----------------------------------------------------------------------- */
 
+/* What is computed into: fp32 where another's outputs are added. */
+static enum numoe_type out_type(const struct numoe_gpu_call *call)
+{
+    return call->join ? NUMOE_F32 : call->out_type;
+}
+
 /* The call of so many tokens without its addresses. */
 static void describe(const struct numoe_gpu_model *m, const struct numoe_gpu_call *call,
                      uint64_t tokens, struct numoe_cuda_ffn *ffn)
@@ -43,7 +49,7 @@ static void describe(const struct numoe_gpu_model *m, const struct numoe_gpu_cal
         .top_k = (uint32_t)call->top_k,
         .x_type = call->x_type,
         .x_stride = (m->source.shape.hidden + 7) / 8 * 8, /* rows of 16-byte pieces */
-        .out_type = call->out_type,
+        .out_type = out_type(call),
         .out_stride = m->source.shape.hidden,
         .add = call->add,
         .scale = call->scale,
@@ -307,7 +313,7 @@ static int compute_part(struct numoe_gpu_model *m, const struct numoe_gpu_call *
         describe(m, call, left < p->chunk ? left : p->chunk, &ffn);
         gpu_model_ffn(m, part, &ffn);
         locate(m, at, &ffn);
-        ffn.out_type = to_sum ? NUMOE_F32 : call->out_type;
+        ffn.out_type = to_sum ? NUMOE_F32 : out_type(call);
         ffn.out = m->device + (to_sum ? p->parts.sum : p->parts.out) +
                   at * ffn.out_stride * type_bytes(ffn.out_type);
         ffn.add = add;
@@ -324,7 +330,7 @@ static int compute(struct numoe_gpu_model *m, const struct numoe_gpu_call *call,
     struct gpu_stream *s = &m->stream;
     struct gpu_pass *p = &m->pass;
     struct numoe_gpu *gpu = m->gpu;
-    const bool bf16 = call->out_type == NUMOE_BF16;
+    const bool bf16 = out_type(call) == NUMOE_BF16;
     bool several = false;
     struct gpu_part part;
     uint32_t parts = 0;
@@ -352,6 +358,9 @@ static int compute(struct numoe_gpu_model *m, const struct numoe_gpu_call *call,
                                        call->add),
                        error, "rounding outputs");
     if (!rc)
+        rc = gpu_judge(gpu, gpu->ops->event_record(gpu->device, m->ended, s->compute), error,
+                       "marking the end of a call");
+    if (!rc)
         rc = gpu_judge(gpu, gpu->ops->event_record(gpu->device, m->computed, s->compute), error,
                        "marking the end of a call");
     if (!rc)
@@ -368,7 +377,7 @@ static int send_outputs(struct numoe_gpu_model *m, const struct numoe_gpu_call *
 {
     struct gpu_pass *p = &m->pass;
     struct numoe_gpu *gpu = m->gpu;
-    const uint64_t row = m->source.shape.hidden * type_bytes(call->out_type);
+    const uint64_t row = m->source.shape.hidden * type_bytes(out_type(call));
     const uint64_t left = p->tokens - p->sent, count = left < p->staged ? left : p->staged;
     const unsigned half = p->sent / p->staged % 2;
     int rc = gpu_judge(gpu,
@@ -383,7 +392,45 @@ static int send_outputs(struct numoe_gpu_model *m, const struct numoe_gpu_call *
     return rc;
 }
 
-/* Rows of out that the call changes: with add, a token without a computed entry keeps its bits. */
+void numoe_gpu_add_rows(void *to, enum numoe_type type, uint64_t to_stride, const float *from,
+                        uint64_t columns, uint64_t rows)
+{
+    for (uint64_t r = 0; r < rows; r++, from += columns) {
+        if (type == NUMOE_F32) {
+            float *out = (float *)to + r * to_stride;
+            for (uint64_t k = 0; k < columns; k++)
+                out[k] += from[k];
+            continue;
+        }
+        uint16_t *out = (uint16_t *)to + r * to_stride;
+        for (uint64_t k = 0; k < columns; k++) {
+            uint32_t word = (uint32_t)out[k] << 16;
+            float sum;
+            memcpy(&sum, &word, sizeof sum);
+            sum += from[k];
+            memcpy(&word, &sum, sizeof word);
+            /* to nearest, ties to even; a NaN stays one */
+            out[k] = (uint16_t)(sum == sum ? (word + 0x7FFF + (word >> 16 & 1)) >> 16
+                                           : word >> 16 | 0x40);
+        }
+    }
+}
+
+static void add_rows(const struct numoe_gpu_model *m, const struct numoe_gpu_call *call,
+                     uint64_t first, const float *from, uint64_t rows)
+{
+    void *to = (uint8_t *)call->out + first * call->out_stride * type_bytes(call->out_type);
+
+    if (m->source.add && rows)
+        m->source.add(m->source.user, to, call->out_type, call->out_stride, from,
+                      m->source.shape.hidden, rows);
+    else
+        numoe_gpu_add_rows(to, call->out_type, call->out_stride, from, m->source.shape.hidden,
+                           rows);
+}
+
+/* Rows of out that the call changes: with add or join, a token without a computed entry keeps its
+ * bits. */
 static void take_outputs(struct numoe_gpu_model *m, const struct numoe_gpu_call *call, uint64_t at,
                          uint64_t count, const uint8_t *host)
 {
@@ -392,14 +439,18 @@ static void take_outputs(struct numoe_gpu_model *m, const struct numoe_gpu_call 
     uint64_t begin = 0;
 
     for (uint64_t t = 0; t <= count; t++) {
-        bool wanted = t < count && !call->add;
+        bool wanted = t < count && !call->add && !call->join;
         for (uint64_t j = 0; t < count && !wanted && j < call->top_k; j++)
             wanted = call->ids[(first + t) * call->top_k + j] >= 0;
         if (wanted)
             continue;
-        copy_rows(m, (uint8_t *)call->out + (first + begin) * call->out_stride * size,
-                  call->out_stride * size, host + begin * hidden * size, hidden * size,
-                  hidden * size, t - begin);
+        if (call->join)
+            add_rows(m, call, first + begin, (const float *)(const void *)host + begin * hidden,
+                     t - begin);
+        else
+            copy_rows(m, (uint8_t *)call->out + (first + begin) * call->out_stride * size,
+                      call->out_stride * size, host + begin * hidden * size, hidden * size,
+                      hidden * size, t - begin);
         begin = t + 1;
     }
 }
@@ -448,17 +499,32 @@ static void settle(struct numoe_gpu_model *m)
     m->running = false;
 }
 
+/* What goes wrong here shows when the layer is called. */
+static void look_ahead(struct numoe_gpu_model *m, uint64_t next, uint64_t ahead)
+{
+    if (ahead == NUMOE_GPU_NO_AHEAD)
+        return;
+    if (ahead == 0) {
+        if (gpu_model_most(m, m->pass.layer, m->need))
+            gpu_stream_prefetch(&m->stream, next, NULL, NULL);
+        return;
+    }
+    gpu_model_hottest(m, next, ahead, m->need);
+    gpu_stream_prefetch(&m->stream, next, m->need, NULL);
+}
+
 int numoe_gpu_start(struct numoe_gpu_model *m, uint64_t layer, const struct numoe_gpu_call *call,
                     uint64_t first, uint64_t *tokens, struct numoe_error *error)
 {
     int rc = gpu_enter(m->gpu, error);
-    bool most;
 
     if (!rc && layer >= m->source.layers)
         rc = numoe_error_set(error, -EINVAL, "layer", "%llu of %llu", (unsigned long long)layer,
                              (unsigned long long)m->source.layers);
     if (!rc && m->running)
         rc = numoe_error_set(error, -EBUSY, "call", "another is not finished");
+    if (!rc && call->join && call->add)
+        rc = numoe_error_set(error, -EINVAL, "add", "is for who writes out");
     if (rc)
         return rc;
     gpu_model_warm(m);
@@ -468,9 +534,13 @@ int numoe_gpu_start(struct numoe_gpu_model *m, uint64_t layer, const struct numo
         return rc;
     count_need(m, call);
     m->running = true;
-    rc = send_inputs(m, call, error);
+    m->took_ms = -1;
+    rc = gpu_judge(m->gpu, m->gpu->ops->event_record(m->gpu->device, m->began, m->stream.compute),
+                   error, "marking the begin of a call");
     if (!rc)
-        rc = gpu_stream_begin(&m->stream, layer, m->need, m->pass.tokens, error);
+        rc = send_inputs(m, call, error);
+    if (!rc)
+        rc = gpu_stream_begin(&m->stream, layer, m->need, call->asked, m->pass.tokens, error);
     if (!rc)
         rc = compute(m, call, error);
     if (!rc)
@@ -482,9 +552,8 @@ int numoe_gpu_start(struct numoe_gpu_model *m, uint64_t layer, const struct numo
         return rc;
     }
     gpu_stream_end(&m->stream, m->stream.compute);
-    most = gpu_model_most(m, layer, m->need);
-    if (most && m->source.layers > 1 && first + m->pass.tokens == call->tokens)
-        gpu_stream_prefetch(&m->stream, (layer + 1) % m->source.layers, NULL, NULL);
+    if (m->source.layers > 1 && first + m->pass.tokens == call->tokens)
+        look_ahead(m, (layer + 1) % m->source.layers, call->ahead);
     *tokens = m->pass.tokens;
     return 0;
 }
@@ -511,12 +580,24 @@ int numoe_gpu_finish(struct numoe_gpu_model *m, const struct numoe_gpu_call *cal
         if (p->sent < p->tokens)
             rc = send_outputs(m, call, error);
     }
+    if (!rc &&
+        gpu_judge(m->gpu, m->gpu->ops->elapsed(m->gpu->device, m->began, m->ended, &m->took_ms),
+                  NULL, "timing a call"))
+        m->took_ms = -1;
     if (rc)
         settle(m);
     m->running = false;
     m->calls += !rc;
     m->tokens += at;
     return rc;
+}
+
+void numoe_gpu_cancel(struct numoe_gpu_model *m)
+{
+    if (!m->running)
+        return;
+    gpu_enter(m->gpu, NULL);
+    settle(m);
 }
 
 int numoe_gpu_forward(struct numoe_gpu_model *m, uint64_t layer, const struct numoe_gpu_call *call,

@@ -25,6 +25,10 @@ static void model_free(struct numoe_gpu_model *m)
     gpu_stream_fini(&m->stream);
     if (m->computed)
         gpu_judge(gpu, ops->event_destroy(gpu->device, m->computed), NULL, "freeing an event");
+    if (m->began)
+        gpu_judge(gpu, ops->event_destroy(gpu->device, m->began), NULL, "freeing a timer");
+    if (m->ended)
+        gpu_judge(gpu, ops->event_destroy(gpu->device, m->ended), NULL, "freeing a timer");
     for (int i = 0; i < 2; i++)
         if (m->half_free[i])
             gpu_judge(gpu, ops->event_destroy(gpu->device, m->half_free[i]), NULL,
@@ -83,6 +87,10 @@ static int make_events(struct numoe_gpu_model *m, struct numoe_error *error)
 
     if (!rc)
         rc = gpu_judge(gpu, ops->event_create(gpu->device, &m->computed), error, "making an event");
+    if (!rc)
+        rc = gpu_judge(gpu, ops->timer_create(gpu->device, &m->began), error, "making a timer");
+    if (!rc)
+        rc = gpu_judge(gpu, ops->timer_create(gpu->device, &m->ended), error, "making a timer");
     for (int i = 0; !rc && i < 2; i++)
         rc = gpu_judge(gpu, ops->event_create(gpu->device, &m->half_free[i]), error,
                        "making an event");
@@ -111,6 +119,7 @@ int numoe_gpu_model_create(struct numoe_gpu *gpu, const struct numoe_gpu_source 
     m->gpu = gpu;
     m->source = *source;
     m->warm = true;
+    m->took_ms = -1;
     m->need = calloc(source->experts, sizeof *m->need);
     if (!m->need) {
         rc = numoe_error_set(error, -ENOMEM, "model", "out of memory");
@@ -158,6 +167,7 @@ void numoe_gpu_model_destroy(struct numoe_gpu_model *m)
     if (!m)
         return;
     gpu_enter(m->gpu, NULL);
+    numoe_gpu_cancel(m);
     gpu_stream_end(&m->stream, m->stream.compute);
     model_free(m);
 }
@@ -217,6 +227,24 @@ void gpu_model_warm(struct numoe_gpu_model *m)
                         "experts of the profile come when they are asked for: %s", error.message);
 }
 
+void gpu_model_hottest(struct numoe_gpu_model *m, uint64_t layer, uint64_t most, uint32_t *need)
+{
+    const uint32_t experts = (uint32_t)m->source.experts;
+    uint32_t *list = m->stream.slices_had; /* scratch */
+    uint64_t count;
+
+    most = most < experts ? most : experts;
+    count = gpu_cache_hottest(&m->stream.cache, layer, (uint32_t)most, list);
+    memset(need, 0, experts * sizeof *need);
+    for (uint64_t i = 0; i < count; i++)
+        need[list[i]] = 1;
+    for (uint32_t e = 0; e < experts && count < most; e++)
+        if (!need[e]) {
+            need[e] = 1;
+            count++;
+        }
+}
+
 bool gpu_model_most(const struct numoe_gpu_model *m, uint64_t layer, const uint32_t *need)
 {
     uint64_t hit = 0;
@@ -258,6 +286,32 @@ void numoe_gpu_held(const struct numoe_gpu_model *m, uint64_t layer, uint8_t *he
     for (uint32_t e = 0; e < m->source.experts; e++)
         held[e] =
             gpu_cache_holds(&s->cache, layer, e) || (ahead->layer == layer && ahead->listed[e]);
+}
+
+void numoe_gpu_asked(struct numoe_gpu_model *m, uint64_t layer, const uint32_t *tokens_of,
+                     uint64_t tokens)
+{
+    gpu_cache_heat(&m->stream.cache, layer, tokens_of, tokens);
+}
+
+int numoe_gpu_bring(struct numoe_gpu_model *m, uint64_t layer, uint32_t most,
+                    struct numoe_error *error)
+{
+    int rc = gpu_enter(m->gpu, error);
+
+    /* a prefetch that is under way would be dropped for it */
+    while (!rc && most-- && m->stream.jobs[!m->stream.current].layer == GPU_NO_LAYER) {
+        const uint32_t e = gpu_cache_worth(&m->stream.cache, layer);
+        if (e == GPU_NO_CELL || !m->source.present(m->source.user, layer, e))
+            break;
+        rc = gpu_stream_bring(&m->stream, layer, e, error);
+    }
+    return rc;
+}
+
+double numoe_gpu_took_ms(const struct numoe_gpu_model *m)
+{
+    return m->took_ms;
 }
 
 int numoe_gpu_profile_save(const struct numoe_gpu_model *m, const char *path,

@@ -30,12 +30,14 @@ struct numoe_gpu_model {
     uint64_t device_bytes;
     uint8_t *host; /* pinned: two halves for inputs and outputs on their way */
     uint64_t half_bytes;
-    void *half_free[2]; /* events: the half's last copy is past */
-    void *results;      /* stream of outputs to the host */
-    void *computed;     /* event: the pass is */
-    uint32_t *need;     /* [experts] of the pass */
-    uint64_t experts;   /* of all layers, that there are */
-    bool running;       /* between start and finish */
+    void *half_free[2];  /* events: the half's last copy is past */
+    void *results;       /* stream of outputs to the host */
+    void *computed;      /* event: the pass is */
+    void *began, *ended; /* timers of the pass */
+    double took_ms;
+    uint32_t *need;   /* [experts] of the pass */
+    uint64_t experts; /* of all layers, that there are */
+    bool running;     /* between start and finish */
     struct gpu_pass pass;
     uint64_t calls, tokens;
     uint64_t ring_checked, ring_placed;
@@ -47,6 +49,10 @@ void gpu_model_ffn(const struct numoe_gpu_model *model, const struct gpu_part *p
 
 /* Of the profile, what is not yet on the device. Failing costs time later and is no error. */
 void gpu_model_warm(struct numoe_gpu_model *model);
+
+/* need: 1 for the hottest experts of a layer, those that stay among them, then any; else 0. */
+void gpu_model_hottest(struct numoe_gpu_model *model, uint64_t layer, uint64_t most,
+                       uint32_t *need);
 
 /* Most experts of a layer were hit: so will those of the next be. */
 bool gpu_model_most(const struct numoe_gpu_model *model, uint64_t layer, const uint32_t *need);

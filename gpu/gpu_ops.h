@@ -42,6 +42,10 @@ struct gpu_ops {
     int (*event_query)(void *device, void *event, bool *done);
     int (*event_sync)(void *device, void *event);
 
+    /* An event that keeps when it happened; milliseconds between two that have. */
+    int (*timer_create)(void *device, void **event);
+    int (*elapsed)(void *device, void *begin, void *end, double *ms);
+
     int (*copy_in)(void *device, void *stream, void *to, const void *from, uint64_t bytes);
     /* The same for several that are small: in any order, as fast as one. */
     int (*copy_in_many)(void *device, void *stream, void *const *to, const void *const *from,

@@ -42,298 +42,10 @@
 
 #include "base/checked.h"
 
-enum { ALIGN = 256, PARTS_OF_WINDOW = 4 };
+/* A piece is at most such a part of the window. */
+enum { PARTS_OF_WINDOW = 4 };
 
 _Static_assert(NUMOE_GPU_ABSENT == NUMOE_CUDA_ABSENT, "one mark of an absent expert");
-
-static uint64_t aligned(uint64_t bytes)
-{
-    return (bytes + ALIGN - 1) / ALIGN * ALIGN;
-}
-
-static uint32_t *table_of(const struct gpu_stream *s, uint8_t *tables, uint64_t index)
-{
-    return (uint32_t *)(void *)(tables + index * aligned(s->table_bytes));
-}
-
-/* ---- making ---------------------------------------------------------------------------------- */
-
-static int count_experts(struct gpu_stream *s, struct numoe_error *error)
-{
-    const struct numoe_gpu_source *source = s->source;
-
-    s->wanted = calloc(source->layers, sizeof *s->wanted);
-    if (!s->wanted)
-        return numoe_error_set(error, -ENOMEM, "model", "out of memory");
-    for (uint64_t layer = 0; layer < source->layers; layer++)
-        for (uint64_t e = 0; e < source->experts; e++) {
-            uint64_t slices = 0;
-            for (uint32_t i = 0; i < source->region_count; i++) {
-                const uint8_t *address;
-                slices += source->place(source->user, layer, e, i, &address);
-            }
-            s->wanted[layer] += slices != 0;
-        }
-    return 0;
-}
-
-/* How many cells there are of so much memory, and what is left for the window. */
-static uint64_t divide(const struct gpu_stream *s, uint64_t bytes, uint64_t *window)
-{
-    const uint64_t least = 2 * s->cell_bytes;
-    uint64_t count = 0, cells;
-
-    for (uint64_t l = 0; l < s->source->layers; l++)
-        count += s->wanted[l];
-    cells = s->cache_wanted / s->cell_bytes < count ? s->cache_wanted / s->cell_bytes : count;
-    *window = s->window_wanted < least ? least : s->window_wanted / 64 * 64;
-    /* where all can stay, nothing passes through but what was replaced */
-    if (cells == count && bytes - least >= count * s->cell_bytes)
-        *window = least;
-    if (*window > bytes / 2)
-        *window = bytes / 2 > least ? bytes / 2 / 64 * 64 : least;
-    return cells < (bytes - *window) / s->cell_bytes ? cells : (bytes - *window) / s->cell_bytes;
-}
-
-/* Device memory of the cells and the window, at most so much, and less while there is too little.
- */
-static int make_pool(struct gpu_stream *s, uint64_t most, struct numoe_error *error)
-{
-    struct numoe_gpu *gpu = s->gpu;
-    const uint64_t least = 2 * s->cell_bytes;
-    int rc;
-
-    for (;;) {
-        struct numoe_error inner = NUMOE_ERROR_INIT;
-        uint64_t window, bytes;
-        const uint64_t cells = divide(s, most > least ? most : least, &window);
-
-        bytes = cells * s->cell_bytes + window;
-        rc = bytes / 64 >= NUMOE_CUDA_ABSENT || cells >= UINT32_MAX
-                 ? -ENOMEM /* beyond what a place can say: less will do */
-                 : gpu_judge(gpu, gpu->ops->allocate(gpu->device, bytes, (void **)&s->pool), &inner,
-                             "allocating %llu MiB for experts", (unsigned long long)(bytes >> 20));
-        if (!rc) {
-            s->pool_bytes = bytes;
-            s->window.bytes = window;
-            return gpu_cache_resize(&s->cache, (uint32_t)cells, s->wanted);
-        }
-        s->pool = NULL;
-        if (rc != -ENOMEM || bytes <= least) {
-            if (error)
-                *error = inner;
-            return rc;
-        }
-        most = bytes - bytes / 8 - 1;
-    }
-}
-
-static int make_events(struct gpu_stream *s, struct numoe_error *error)
-{
-    struct numoe_gpu *gpu = s->gpu;
-    const struct gpu_ops *ops = gpu->ops;
-    int rc = gpu_judge(gpu, ops->stream_create(gpu->device, &s->copies), error, "making a stream");
-
-    if (!rc)
-        rc = gpu_judge(gpu, ops->stream_create(gpu->device, &s->compute), error, "making a stream");
-    if (!rc)
-        rc =
-            gpu_judge(gpu, ops->event_create(gpu->device, &s->bias_sent), error, "making an event");
-    for (uint64_t l = 0; !rc && l < s->source->layers; l++)
-        rc = gpu_judge(gpu, ops->event_create(gpu->device, &s->used[l]), error, "making an event");
-    for (uint32_t i = 0; !rc && i < GPU_PIECES; i++) {
-        struct gpu_piece *p = &s->window.pieces[i];
-        rc = gpu_judge(gpu, ops->event_create(gpu->device, &p->copied), error, "making an event");
-        if (!rc)
-            rc = gpu_judge(gpu, ops->event_create(gpu->device, &p->used), error, "making an event");
-    }
-    return rc;
-}
-
-static int make_tables(struct gpu_stream *s, uint64_t bias_bytes, struct numoe_error *error)
-{
-    struct numoe_gpu *gpu = s->gpu;
-    const struct gpu_ops *ops = gpu->ops;
-    const uint64_t bytes = (s->source->layers + GPU_PIECES) * aligned(s->table_bytes);
-    int rc = gpu_judge(gpu, ops->allocate(gpu->device, bytes, (void **)&s->tables), error,
-                       "allocating tables of experts");
-
-    if (!rc)
-        rc = gpu_judge(gpu, ops->host_allocate(gpu->device, bytes, (void **)&s->host_tables), error,
-                       "allocating pinned memory for tables");
-    if (!rc && bias_bytes)
-        rc = gpu_judge(gpu, ops->allocate(gpu->device, bias_bytes, (void **)&s->bias), error,
-                       "allocating biases");
-    if (!rc && bias_bytes)
-        rc = gpu_judge(gpu, ops->host_allocate(gpu->device, bias_bytes, (void **)&s->host_bias),
-                       error, "allocating pinned memory for biases");
-    for (uint32_t i = 0; !rc && i < GPU_PIECES; i++) {
-        s->window.pieces[i].host_table = table_of(s, s->host_tables, s->source->layers + i);
-        s->window.pieces[i].table = table_of(s, s->tables, s->source->layers + i);
-    }
-    return rc;
-}
-
-static int make_lists(struct gpu_stream *s)
-{
-    const uint64_t layers = s->source->layers, experts = s->source->experts;
-    bool there = true;
-
-    s->stale = calloc(layers, sizeof *s->stale);
-    s->seen = calloc(layers, sizeof *s->seen);
-    s->generation = calloc(layers, sizeof *s->generation);
-    s->used = calloc(layers, sizeof *s->used);
-    s->everything = calloc(experts, sizeof *s->everything);
-    s->slices_had = calloc(experts, sizeof *s->slices_had);
-    s->batch_to = calloc(GPU_BATCH, sizeof *s->batch_to);
-    s->batch_from = calloc(GPU_BATCH, sizeof *s->batch_from);
-    s->batch_bytes = calloc(GPU_BATCH, sizeof *s->batch_bytes);
-    for (int i = 0; i < 2; i++) {
-        s->jobs[i].layer = GPU_NO_LAYER;
-        s->jobs[i].list = calloc(experts, sizeof *s->jobs[i].list);
-        s->jobs[i].listed = calloc(experts, sizeof *s->jobs[i].listed);
-        there = there && s->jobs[i].list && s->jobs[i].listed;
-    }
-    if (!there || !s->stale || !s->seen || !s->generation || !s->used || !s->everything ||
-        !s->slices_had || !s->batch_to || !s->batch_from || !s->batch_bytes)
-        return -ENOMEM;
-    for (uint64_t l = 0; l < layers; l++)
-        s->stale[l] = true;
-    for (uint64_t e = 0; e < experts; e++)
-        s->everything[e] = 1;
-    return 0;
-}
-
-/* The user of each cell, of as many as there are now. */
-static int forget_users(struct gpu_stream *s, struct numoe_error *error)
-{
-    free(s->cell_user);
-    s->cell_user = calloc((size_t)s->cache.cells + 1, sizeof *s->cell_user);
-    if (!s->cell_user)
-        return numoe_error_set(error, -ENOMEM, "cells", "out of memory");
-    for (uint32_t i = 0; i < s->cache.cells; i++)
-        s->cell_user[i] = GPU_NO_LAYER;
-    return 0;
-}
-
-int gpu_stream_init(struct gpu_stream *s, struct numoe_gpu *gpu,
-                    const struct numoe_gpu_source *source, const struct gpu_pinned *pinned,
-                    struct gpu_ring *ring, const struct gpu_stream_sizes *sizes,
-                    struct numoe_error *error)
-{
-    const uint64_t width = 32 * source->shape.hidden_tiles;
-    const uint64_t bias_bytes =
-        source->down_bias ? source->layers * source->experts * width * sizeof(float) : 0;
-    uint64_t fixed;
-    int rc;
-
-    *s = (struct gpu_stream){.gpu = gpu, .source = source, .pinned = pinned, .ring = ring};
-    s->cell_bytes = source->slices * source->shape.bytes;
-    s->window_wanted = sizes->window;
-    s->cache_wanted = sizes->cache;
-    s->piece_least = sizes->piece;
-    s->table_bytes = source->experts * source->slices * sizeof(uint32_t);
-    fixed = (source->layers + GPU_PIECES) * aligned(s->table_bytes) + bias_bytes;
-    if (sizes->budget < fixed + 2 * s->cell_bytes) {
-        rc = numoe_error_set(error, -ENOMEM, gpu->properties.name,
-                             "two experts of %llu KiB and %llu KiB of tables and biases do not fit "
-                             "in the %llu MiB of device memory that may be used",
-                             (unsigned long long)(s->cell_bytes >> 10),
-                             (unsigned long long)(fixed >> 10),
-                             (unsigned long long)(sizes->budget >> 20));
-        goto fail;
-    }
-    rc = count_experts(s, error);
-    if (rc)
-        goto fail;
-    rc = make_lists(s);
-    if (!rc)
-        rc = gpu_cache_init(&s->cache, source->layers, (uint32_t)source->experts, 0, s->wanted);
-    if (rc) {
-        numoe_error_set(error, rc, "experts", "out of memory");
-        goto fail;
-    }
-    rc = make_events(s, error);
-    if (!rc)
-        rc = make_tables(s, bias_bytes, error);
-    if (!rc)
-        rc = make_pool(s, sizes->budget - fixed, error);
-    if (!rc)
-        rc = forget_users(s, error);
-    if (!rc)
-        return 0;
-fail:
-    gpu_stream_fini(s);
-    return rc;
-}
-
-static void drop_event(struct gpu_stream *s, void *event)
-{
-    if (event)
-        gpu_judge(s->gpu, s->gpu->ops->event_destroy(s->gpu->device, event), NULL,
-                  "freeing an event");
-}
-
-void gpu_stream_fini(struct gpu_stream *s)
-{
-    struct numoe_gpu *gpu = s->gpu;
-
-    if (!gpu)
-        return;
-    const struct gpu_ops *ops = gpu->ops;
-
-    if (s->copies)
-        gpu_judge(gpu, ops->stream_sync(gpu->device, s->copies), NULL, "the last copies");
-    if (s->compute)
-        gpu_judge(gpu, ops->stream_sync(gpu->device, s->compute), NULL, "the last computation");
-    for (uint32_t i = 0; i < GPU_PIECES; i++) {
-        drop_event(s, s->window.pieces[i].copied);
-        drop_event(s, s->window.pieces[i].used);
-    }
-    for (uint64_t l = 0; s->used && l < s->source->layers; l++)
-        drop_event(s, s->used[l]);
-    drop_event(s, s->bias_sent);
-    if (s->pool)
-        gpu_judge(gpu, ops->release(gpu->device, s->pool), NULL, "freeing experts");
-    if (s->bias)
-        gpu_judge(gpu, ops->release(gpu->device, s->bias), NULL, "freeing biases");
-    if (s->tables)
-        gpu_judge(gpu, ops->release(gpu->device, s->tables), NULL, "freeing tables");
-    if (s->host_bias)
-        gpu_judge(gpu, ops->host_release(gpu->device, s->host_bias), NULL, "freeing biases");
-    if (s->host_tables)
-        gpu_judge(gpu, ops->host_release(gpu->device, s->host_tables), NULL, "freeing tables");
-    if (s->compute)
-        gpu_judge(gpu, ops->stream_destroy(gpu->device, s->compute), NULL, "freeing a stream");
-    if (s->copies)
-        gpu_judge(gpu, ops->stream_destroy(gpu->device, s->copies), NULL, "freeing a stream");
-    gpu_cache_fini(&s->cache);
-    for (int i = 0; i < 2; i++) {
-        free(s->jobs[i].list);
-        free(s->jobs[i].listed);
-    }
-    free(s->wanted);
-    free(s->cell_user);
-    free(s->stale);
-    free(s->seen);
-    free(s->generation);
-    free(s->used);
-    free(s->everything);
-    free(s->slices_had);
-    free(s->copy);
-    free(s->batch_to);
-    free(s->batch_from);
-    free(s->batch_bytes);
-    *s = (struct gpu_stream){0};
-}
-
-bool gpu_stream_resident(const struct gpu_stream *s)
-{
-    for (uint64_t l = 0; l < s->source->layers; l++)
-        if (s->cache.limit[l] < s->wanted[l])
-            return false;
-    return true;
-}
 
 /* ---- jobs ------------------------------------------------------------------------------------ */
 
@@ -787,17 +499,15 @@ int gpu_stream_pump(struct gpu_stream *s, bool *more, struct numoe_error *error)
 
 /* ---- calls ----------------------------------------------------------------------------------- */
 
-int gpu_stream_begin(struct gpu_stream *s, uint64_t layer, const uint32_t *need, uint64_t tokens,
-                     struct numoe_error *error)
+int gpu_stream_begin(struct gpu_stream *s, uint64_t layer, const uint32_t *need,
+                     const uint32_t *asked, uint64_t tokens, struct numoe_error *error)
 {
     int rc;
 
     if (s->in_call)
         return numoe_error_set(error, -EBUSY, "layer", "another call is not over");
     if (!s->pool) {
-        rc = make_pool(s, 0, error);
-        if (!rc)
-            rc = forget_users(s, error);
+        rc = gpu_stream_remake(s, 0, error);
         if (rc)
             return rc;
     }
@@ -812,7 +522,7 @@ int gpu_stream_begin(struct gpu_stream *s, uint64_t layer, const uint32_t *need,
     }
     for (uint32_t e = 0; e < s->source->experts; e++)
         s->found_experts += need[e] && gpu_cache_holds(&s->cache, layer, e);
-    gpu_cache_heat(&s->cache, layer, need, tokens);
+    gpu_cache_heat(&s->cache, layer, asked ? asked : need, tokens);
     list_experts(s, &s->jobs[s->current], need);
     s->need = need;
     s->in_call = true;
@@ -827,7 +537,7 @@ static int send_kept(struct gpu_stream *s, uint64_t layer, void *on, struct numo
     const uint64_t units = source->shape.bytes / 64;
     struct numoe_gpu *gpu = s->gpu;
     const struct gpu_ops *ops = gpu->ops;
-    uint32_t *table = table_of(s, s->host_tables, layer);
+    uint32_t *table = gpu_stream_table(s, s->host_tables, layer);
     int rc;
 
     if (!s->stale[layer])
@@ -846,7 +556,8 @@ static int send_kept(struct gpu_stream *s, uint64_t layer, void *on, struct numo
                 row[k] = (uint32_t)(at / 64 + k * units);
     }
     rc = gpu_judge(
-        gpu, ops->copy_in(gpu->device, on, table_of(s, s->tables, layer), table, s->table_bytes),
+        gpu,
+        ops->copy_in(gpu->device, on, gpu_stream_table(s, s->tables, layer), table, s->table_bytes),
         error, "copying the table of layer %llu", (unsigned long long)layer);
     if (!rc) /* this copy, too, is before it then */
         rc = gpu_judge(gpu, ops->event_record(gpu->device, s->used[layer], on), error,
@@ -869,7 +580,7 @@ static int give_kept(struct gpu_stream *s, const struct gpu_job *job, void *on,
         rc = send_kept(s, job->layer, on, error);
     if (rc)
         return rc;
-    part->slice_at = table_of(s, s->tables, job->layer);
+    part->slice_at = gpu_stream_table(s, s->tables, job->layer);
     return 0;
 }
 
@@ -1036,7 +747,7 @@ int gpu_stream_warm(struct gpu_stream *s, struct numoe_error *error)
         memset(need, 0, experts * sizeof *need);
         for (uint32_t i = 0; i < count; i++)
             need[hottest[i]] = 1;
-        rc = gpu_stream_begin(s, layer, need, 0, error);
+        rc = gpu_stream_begin(s, layer, need, NULL, 0, error);
         do {
             if (!rc)
                 rc = gpu_stream_next(s, s->compute, &part, error);
@@ -1049,7 +760,27 @@ int gpu_stream_warm(struct gpu_stream *s, struct numoe_error *error)
     return rc;
 }
 
-/* ---- giving up memory ------------------------------------------------------------------------ */
+int gpu_stream_bring(struct gpu_stream *s, uint64_t layer, uint32_t expert,
+                     struct numoe_error *error)
+{
+    uint32_t *need = calloc(s->source->experts, sizeof *need);
+    struct gpu_part part;
+    int rc;
+
+    if (!need)
+        return numoe_error_set(error, -ENOMEM, "experts", "out of memory");
+    need[expert] = 1;
+    rc = gpu_stream_begin(s, layer, need, NULL, 0, error);
+    /* its place is used by nobody before `used` of the layer, which stands behind the copy */
+    if (!rc && cell_of(s, &s->jobs[s->current], 0) != GPU_NO_CELL) {
+        rc = gpu_stream_next(s, s->fills, &part, error);
+        if (!rc && part.slice_at)
+            rc = gpu_stream_done(s, s->fills, &part, error);
+    }
+    gpu_stream_end(s, s->fills);
+    free(need);
+    return rc;
+}
 
 void gpu_stream_forget(struct gpu_stream *s)
 {
@@ -1059,35 +790,4 @@ void gpu_stream_forget(struct gpu_stream *s)
         gpu_cache_drop_layer(&s->cache, l);
         s->stale[l] = true;
     }
-}
-
-int gpu_stream_shrink(struct gpu_stream *s, uint64_t bytes, struct numoe_error *error)
-{
-    struct numoe_gpu *gpu = s->gpu;
-    const uint64_t least = 2 * s->cell_bytes, had = s->pool_bytes;
-    int rc;
-
-    if (s->pool_bytes <= least)
-        return numoe_error_set(error, -ENOMEM, gpu->properties.name,
-                               "out of device memory with room for two experts left");
-    gpu_stream_forget(s);
-    rc = gpu_judge(gpu, gpu->ops->stream_sync(gpu->device, s->copies), error, "the copies");
-    if (!rc)
-        rc = gpu_judge(gpu, gpu->ops->stream_sync(gpu->device, s->compute), error,
-                       "the computation");
-    /* computations on streams of the caller's */
-    for (uint64_t l = 0; !rc && l < s->source->layers; l++)
-        rc = gpu_judge(gpu, gpu->ops->event_sync(gpu->device, s->used[l]), error, "a computation");
-    for (uint32_t i = 0; !rc && i < GPU_PIECES; i++)
-        rc = gpu_judge(gpu, gpu->ops->event_sync(gpu->device, s->window.pieces[i].used), error,
-                       "a computation");
-    if (!rc)
-        rc = gpu_judge(gpu, gpu->ops->release(gpu->device, s->pool), error, "freeing experts");
-    if (rc)
-        return rc;
-    gpu_window_forget(&s->window);
-    s->pool = NULL;
-    s->pool_bytes = 0;
-    rc = make_pool(s, had > bytes ? had - bytes : 0, error);
-    return rc ? rc : forget_users(s, error);
 }

@@ -40,6 +40,7 @@ struct gpu_stream {
     const struct gpu_pinned *pinned;
     struct gpu_ring *ring;  /* NULL: everything is pinned */
     void *copies, *compute; /* streams */
+    void *fills;            /* stream that waits for experts which nobody waits for */
 
     /* [cells][cell_bytes], then the window; slices are counted from its begin in units of 64 */
     uint8_t *pool;
@@ -81,6 +82,18 @@ struct gpu_stream {
     uint64_t jobs_begun, copied_bytes, copied_experts, found_experts, pieces_taken, batches;
 };
 
+/* From one table to the next: they begin aligned. */
+static inline uint64_t gpu_stream_table_step(const struct gpu_stream *stream)
+{
+    return (stream->table_bytes + 255) / 256 * 256;
+}
+
+static inline uint32_t *gpu_stream_table(const struct gpu_stream *stream, uint8_t *tables,
+                                         uint64_t index)
+{
+    return (uint32_t *)(void *)(tables + index * gpu_stream_table_step(stream));
+}
+
 enum { GPU_BATCH = 256 };
 /* Of one copy: a small one behind it on another stream waits no longer than this takes. */
 #define GPU_COPY_MOST ((uint64_t)32 << 20)
@@ -105,6 +118,9 @@ void gpu_stream_fini(struct gpu_stream *stream);
  * to give. Not in a call. What was held is copied again. */
 int gpu_stream_shrink(struct gpu_stream *stream, uint64_t bytes, struct numoe_error *error);
 
+/* Device memory for experts where there is none, at most so much; or two experts' worth. */
+int gpu_stream_remake(struct gpu_stream *stream, uint64_t most, struct numoe_error *error);
+
 /* All experts of the layer that there are have cells. */
 bool gpu_stream_resident(const struct gpu_stream *stream);
 
@@ -116,11 +132,12 @@ int gpu_stream_prefetch(struct gpu_stream *stream, uint64_t layer, const uint32_
 int gpu_stream_pump(struct gpu_stream *stream, bool *more, struct numoe_error *error);
 
 /*
- * A call: need[e] of its tokens go to expert e (kept until gpu_stream_end). What was prefetched of
+ * A call: need[e] of its tokens go to expert e (kept until gpu_stream_end); asked: the same of all
+ * experts, for their heat, or NULL. What was prefetched of
  * the layer is taken over, the rest is copied; another layer's prefetch is dropped.
  */
 int gpu_stream_begin(struct gpu_stream *stream, uint64_t layer, const uint32_t *need,
-                     uint64_t tokens, struct numoe_error *error);
+                     const uint32_t *asked, uint64_t tokens, struct numoe_error *error);
 /*
  * The next part: experts that stay, then piece after piece in the order of arrival. What is queued
  * on `on` from now on finds the part's weights complete. Other experts are absent in its table.
@@ -138,6 +155,10 @@ void gpu_stream_end(struct gpu_stream *stream, void *on);
 
 /* Copy the hottest experts of all layers to where they stay. */
 int gpu_stream_warm(struct gpu_stream *stream, struct numoe_error *error);
+
+/* Copy an expert to where it stays, if it gets a cell. Not in a call. */
+int gpu_stream_bring(struct gpu_stream *stream, uint64_t layer, uint32_t expert,
+                     struct numoe_error *error);
 
 /* Nothing is held any more, nor on its way. Not in a call. */
 void gpu_stream_forget(struct gpu_stream *stream);

@@ -108,6 +108,9 @@ struct numoe_gpu_source {
     /** Copy rows between host memories, with as many threads as there are; NULL: memcpy. */
     void (*copy)(void *user, void *to, uint64_t to_stride, const void *from, uint64_t from_stride,
                  uint64_t row_bytes, uint64_t rows);
+    /** Add fp32 rows [rows][columns] to rows of a type, likewise; NULL: a loop. */
+    void (*add)(void *user, void *to, enum numoe_type type, uint64_t to_stride, const float *from,
+                uint64_t columns, uint64_t rows);
 };
 
 struct numoe_gpu_model_options {
@@ -150,7 +153,19 @@ struct numoe_gpu_call {
     uint64_t out_stride; /**< elements, >= hidden */
     bool add;
     float scale;
+    /** Another computes the other experts of the same call meanwhile and writes out: what the GPU
+     *  computes is added to that by numoe_gpu_finish. With numoe_gpu_start; add is then not for
+     *  the GPU, and false. */
+    bool join;
+    /** Tokens that go to each expert, whoever computes them [experts]: what the experts that stay
+     *  are chosen by; NULL: as ids say. */
+    const uint32_t *asked;
+    /** Experts of the next layer that are begun to be copied, the hottest; 0: all, if seven eighths
+     *  of this one's are hit; NUMOE_GPU_NO_AHEAD: none. */
+    uint64_t ahead;
 };
+
+#define NUMOE_GPU_NO_AHEAD UINT64_MAX
 
 /**
  * Compute one layer and, if most of its experts were hit, start copying the next. Only experts that
@@ -176,6 +191,13 @@ int numoe_gpu_start(struct numoe_gpu_model *model, uint64_t layer,
 int numoe_gpu_finish(struct numoe_gpu_model *model, const struct numoe_gpu_call *call,
                      uint64_t *done, struct numoe_error *error);
 
+/** Instead of finish: nothing of what was started is written. Waits for the device. */
+void numoe_gpu_cancel(struct numoe_gpu_model *model);
+
+/** Tokens that went to each expert of a layer [experts] in a call that the GPU had no part in. */
+void numoe_gpu_asked(struct numoe_gpu_model *model, uint64_t layer, const uint32_t *tokens_of,
+                     uint64_t tokens);
+
 /**
  * Begin to copy experts of a layer that will be called next, as during an engine's attention.
  * @param ids  experts (negative, missing or past the end: skipped); NULL: all of the layer
@@ -183,6 +205,21 @@ int numoe_gpu_finish(struct numoe_gpu_model *model, const struct numoe_gpu_call 
  */
 int numoe_gpu_prefetch(struct numoe_gpu_model *model, uint64_t layer, const int32_t *ids,
                        uint64_t count, struct numoe_error *error);
+
+/** Milliseconds that the device took for what was started and finished last, from its inputs to the
+ *  last launch's end; negative: not known. */
+double numoe_gpu_took_ms(const struct numoe_gpu_model *model);
+
+/**
+ * Copy up to `most` experts of a layer to where they stay, the hottest that do not yet, if they are
+ * much hotter than those that make room; calls go on meanwhile. Not between start and finish.
+ */
+int numoe_gpu_bring(struct numoe_gpu_model *model, uint64_t layer, uint32_t most,
+                    struct numoe_error *error);
+
+/** Add fp32 rows to rows of a type: out = rounded(out + from). */
+void numoe_gpu_add_rows(void *to, enum numoe_type type, uint64_t to_stride, const float *from,
+                        uint64_t columns, uint64_t rows);
 
 /** held[e] of an expert: it is on the device, or on its way by a prefetch. */
 void numoe_gpu_held(const struct numoe_gpu_model *model, uint64_t layer, uint8_t *held);

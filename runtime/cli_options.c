@@ -68,6 +68,17 @@ static const struct option_text option_texts[] = {
                     "predict with a GPU: its link hangs on that memory node, and so much of\n"
                     "its memory is for experts, as in a10@4,25GB/s,24GB; once for each\n"
                     "(default: those of the machine whose link and memory are known)"},
+    [CLI_GPU_CACHE] =
+        {"gpu-cache", "SIZE",
+         "with --gpu: device memory for experts that stay there (default: what there\n"
+         "is)"},
+    [CLI_GPU_FROM] = {"gpu-from", "TOKENS",
+                      "with --gpu: calls of so many tokens and more are its alone, others the\n"
+                      "CPUs'; 1: all (default: each call is divided by measured speeds)"},
+    [CLI_GPU_PROFILE] =
+        {"gpu-profile", "FILE",
+         "with --gpu: copy the experts first that FILE says are asked for most, if\n"
+         "there is such a file, and write to it what they are now"},
     [CLI_HIDDEN] = {"hidden", "N", "width of an expert's input and output"},
     [CLI_INTERMEDIATE] = {"intermediate", "N", "width of an expert inside"},
     [CLI_IDLE] =
@@ -515,6 +526,12 @@ static int set_option(enum cli_option option, const char *text, struct cli_value
     case CLI_GPU:
         values->gpu = true;
         return 0;
+    case CLI_GPU_CACHE:
+        return cli_parse_size(text, &values->gpu_cache_bytes, error);
+    case CLI_GPU_FROM:
+        return parse_count(text, UINT32_MAX, &values->gpu_from_tokens, error);
+    case CLI_GPU_PROFILE:
+        return parse_file(text, &values->gpu_profile, error);
     case CLI_HIDDEN:
         return parse_count(text, UINT32_MAX, &values->hidden, error);
     case CLI_INTERMEDIATE:

@@ -46,6 +46,9 @@ enum cli_option {
     CLI_FORMAT,
     CLI_GPU,
     CLI_GPU_AT,
+    CLI_GPU_CACHE,
+    CLI_GPU_FROM,
+    CLI_GPU_PROFILE,
     CLI_HIDDEN,
     CLI_INTERMEDIATE,
     CLI_IDLE,
@@ -117,10 +120,11 @@ enum { CLI_MAX_RANKS = 1024 };
 
 /* What the command line says; zero or NULL where it says nothing. */
 struct cli_values {
-    const char *directory, *model, *save, *topology, *svg, *png, *plan, *as_if, *trace, *family;
+    const char *directory, *model, *save, *topology, *svg, *png, *plan, *as_if, *trace, *family,
+        *gpu_profile;
     struct cli_list cpus, nodes, tokens;
     uint64_t duration_s, experts, idle_s, layers, keep_free_bytes, seed, steps;
-    uint64_t experts_per_token, hidden, intermediate;
+    uint64_t experts_per_token, hidden, intermediate, gpu_cache_bytes, gpu_from_tokens;
     enum numoe_format format;
     uint32_t repeat, threads, workers;
     bool json, measure, once, smt, gpu, resident, stream, spill, batch_invariant;

@@ -159,6 +159,10 @@ int cli_open(const char *verb, const struct cli_values *values, const char *isa,
     options.pin_caller = true;
     options.gpu = values->gpu ? NUMOE_GPU_ON : NUMOE_GPU_OFF;
     options.gpu_stream = values->stream;
+    options.gpu_cache_bytes = values->gpu_cache_bytes;
+    options.gpu_from_tokens = values->gpu_from_tokens;
+    if (values->gpu_profile && access(values->gpu_profile, F_OK) == 0)
+        options.gpu_profile = values->gpu_profile;
     options.form = values->form;
     options.groups = values->groups;
     options.objective = values->objective;

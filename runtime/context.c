@@ -126,6 +126,13 @@ static int open_gpu(struct numoe *context, const struct numoe_options *options,
     if ((unsigned)mode > NUMOE_GPU_FORCE)
         return numoe_error_set(error, -EINVAL, "gpu", "%d is no mode", (int)mode);
     context->gpu_stream = options->gpu_stream;
+    context->gpu_from_tokens = options->gpu_from_tokens;
+    context->gpu_cache_bytes = options->gpu_cache_bytes;
+    if (options->gpu_profile) {
+        context->gpu_profile = strdup(options->gpu_profile);
+        if (!context->gpu_profile)
+            return numoe_error_set(error, -ENOMEM, "gpu_profile", "out of memory");
+    }
     if (context->batch_invariant) {
         strcpy(context->gpu_note, "batches were to be invariant, which the GPU's are not");
         if (mode != NUMOE_GPU_OFF)
@@ -223,6 +230,7 @@ void numoe_close(struct numoe *context)
     if (!context)
         return;
     numoe_gpu_close(context->gpu);
+    free(context->gpu_profile);
     if (context->pool)
         numoe_pool_destroy(context->pool);
     numoe_schedule_free(&context->schedule);

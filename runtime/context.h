@@ -55,6 +55,8 @@ struct numoe {
     bool strict_memory, memory_spill;
     enum numoe_memory_policy memory_policy;
     bool gpu_stream;
+    uint64_t gpu_from_tokens, gpu_cache_bytes;
+    char *gpu_profile;         /* or NULL */
     bool batch_invariant;      /* calls are cut by schedule_fixed.c */
     atomic_bool gpu_loss_said; /* that the CPU computes instead of a device that was lost */
     uint64_t keep_free_bytes;
@@ -146,6 +148,7 @@ struct numoe_model {
     atomic_uint *generation; /* [layers], with a GPU: changes with the layer's weights */
     int32_t *gpu_ids;        /* ids of a call as the GPU takes them; guarded by context.turn */
     uint64_t gpu_ids_room;
+    struct gpu_run *gpu_run; /* of gpu_call.c, with a GPU; guarded by context.turn */
 };
 
 /* The context's own plan: the one that options give, checked against the machine, or one that is

@@ -219,40 +219,18 @@ static void turn_later(struct numoe *context, struct numoe_model *model,
         context->schedule.node_bytes[n] += deferred->node_bytes[n];
 }
 
-/*
- * Turn held. Run every pass but, when last is given, the last one, whose job is left there; a job
- * without phases says that there is nothing left to run. With several passes all are laid out (and
- * counted) once before the first runs, so that memory that cannot grow is found before the CPU
- * writes anything. With a GPU, what it does not get done is left to the workers.
- */
-static int run_passes(struct numoe *context, struct numoe_model *model, uint64_t layer,
-                      const struct numoe_batch *batch, struct numoe_pool_job *last,
-                      struct numoe_error *error)
+/* Turn held. The passes from token `first` on, as run_passes says. */
+static int run_on_workers(struct numoe *context, uint64_t first, uint64_t most,
+                          struct numoe_pool_job *last, struct numoe_error *error)
 {
     struct numoe_schedule *s = &context->schedule;
-    struct numoe_pool_job job;
+    const uint64_t tokens = s->batch.tokens;
     struct numoe_result total = NUMOE_RESULT_INIT;
+    struct numoe_pool_job job;
     bool laid_out = false;
-    uint64_t first, most, since;
 
-    s->late =
-        batch->tokens && context->later_model == model ? &context->later[context->later_at] : NULL;
-    if (numoe_schedule_begin(s, model, layer, batch))
-        return numoe_error_set(error, -ENOMEM, "workspace", "no memory for a mark an expert");
-    most = numoe_schedule_pass(s);
-    if (last)
-        last->phase_count = 0;
-    if (batch->deferred && batch->tokens) {
-        int rc = prepare_later(context, model, layer, batch, error);
-        if (rc)
-            return rc;
-    }
-    since = numoe_trace_now(context->trace);
-    first = batch->deferred || s->late ? 0 : numoe_gpu_run(s);
-    if (first)
-        trace_call(context, TRACE_GPU, since, first, 0);
-    if (batch->tokens - first > most) {
-        for (uint64_t begin = first; begin < batch->tokens; begin += s->token_count) {
+    if (tokens - first > most) {
+        for (uint64_t begin = first; begin < tokens; begin += s->token_count) {
             int rc = prepare(context, begin, most, &job, error);
             if (rc)
                 return rc;
@@ -260,11 +238,12 @@ static int run_passes(struct numoe *context, struct numoe_model *model, uint64_t
         total = s->result;
         laid_out = true;
     }
-    for (uint64_t begin = first; begin < batch->tokens; begin += s->token_count) {
+    for (uint64_t begin = first; begin < tokens; begin += s->token_count) {
+        uint64_t since;
         int rc = prepare(context, begin, most, &job, error);
         if (rc)
             return rc;
-        if (last && begin + s->token_count == batch->tokens) {
+        if (last && begin + s->token_count == tokens) {
             *last = job;
             break;
         }
@@ -276,6 +255,73 @@ static int run_passes(struct numoe *context, struct numoe_model *model, uint64_t
     }
     if (laid_out)
         s->result = total;
+    return 0;
+}
+
+/* Turn held. The workers have done their part of a shared call, or failed: the GPU's is joined, and
+ * what it did not get done is the workers' after all. */
+static int finish_shared(struct numoe *context, uint64_t since, int rc, uint64_t most,
+                         struct numoe_error *error)
+{
+    struct numoe_schedule *s = &context->schedule;
+    const uint64_t traced = numoe_trace_now(context->trace);
+    uint64_t done, skipped, missing;
+
+    if (rc) {
+        numoe_gpu_share_cancel(s);
+        return rc;
+    }
+    done = numoe_gpu_share_end(s, numoe_now_ns() - since);
+    trace_call(context, TRACE_GPU, traced, done, 0);
+    if (done == s->batch.tokens)
+        return 0;
+    skipped = s->result.skipped;
+    missing = s->result.missing;
+    rc = run_on_workers(context, done, most, NULL, error);
+    s->result.skipped = skipped; /* they have been counted */
+    s->result.missing = missing;
+    return rc;
+}
+
+/*
+ * Turn held. Run every pass but, when last is given, the last one, whose job is left there; a job
+ * without phases says that there is nothing left to run. With several passes all are laid out (and
+ * counted) once before the first runs, so that memory that cannot grow is found before the CPU
+ * writes anything. With a GPU, what it does not get done is left to the workers. A call that the
+ * GPU and the workers share is complete when this returns.
+ */
+static int run_passes(struct numoe *context, struct numoe_model *model, uint64_t layer,
+                      const struct numoe_batch *batch, struct numoe_pool_job *last,
+                      struct numoe_error *error)
+{
+    struct numoe_schedule *s = &context->schedule;
+    uint64_t first, most, since;
+    bool shared;
+    int rc;
+
+    s->late =
+        batch->tokens && context->later_model == model ? &context->later[context->later_at] : NULL;
+    if (numoe_schedule_begin(s, model, layer, batch))
+        return numoe_error_set(error, -ENOMEM, "workspace", "no memory for a mark an expert");
+    most = numoe_schedule_pass(s);
+    if (last)
+        last->phase_count = 0;
+    if (batch->deferred && batch->tokens) {
+        rc = prepare_later(context, model, layer, batch, error);
+        if (rc)
+            return rc;
+    }
+    since = numoe_trace_now(context->trace);
+    first = batch->deferred || s->late ? 0 : numoe_gpu_run(s);
+    if (first)
+        trace_call(context, TRACE_GPU, since, first, 0);
+    shared = numoe_gpu_sharing(model);
+    since = numoe_now_ns();
+    rc = run_on_workers(context, first, most, shared ? NULL : last, error);
+    if (shared)
+        rc = finish_shared(context, since, rc, most, error);
+    if (rc)
+        return rc;
     turn_later(context, model, batch, &s->result);
     return 0;
 }

@@ -98,6 +98,46 @@ static void copy(void *user, void *to, uint64_t to_stride, const void *from, uin
         copy_item(&c, i, 0);
 }
 
+/* Rows added to rows. */
+struct addition {
+    uint8_t *to;
+    enum numoe_type type;
+    const float *from;
+    uint64_t to_stride, columns, rows, rows_an_item;
+};
+
+static void add_item(void *context, uint32_t item, uint32_t worker)
+{
+    const struct addition *a = context;
+    const uint64_t begin = item * a->rows_an_item, left = a->rows - begin;
+    const uint64_t size = a->type == NUMOE_BF16 ? 2 : 4;
+
+    (void)worker;
+    numoe_gpu_add_rows(a->to + begin * a->to_stride * size, a->type, a->to_stride,
+                       a->from + begin * a->columns, a->columns,
+                       left < a->rows_an_item ? left : a->rows_an_item);
+}
+
+static void add(void *user, void *to, enum numoe_type type, uint64_t to_stride, const float *from,
+                uint64_t columns, uint64_t rows)
+{
+    const struct numoe_model *model = user;
+    const uint64_t row_bytes = columns * sizeof *from;
+    struct addition a = {to, type, from, to_stride, columns, rows, 1};
+    struct numoe_pool_job job = {.context = &a, .phase_count = 1};
+    uint64_t items;
+
+    a.rows_an_item = row_bytes < COPY_ITEM_BYTES ? COPY_ITEM_BYTES / row_bytes : 1;
+    items = (rows + a.rows_an_item - 1) / a.rows_an_item;
+    if (items > 1 && items < NUMOE_POOL_MAX_ITEMS) {
+        job.phases[0] = (struct numoe_pool_phase){.run = add_item, .items = (uint32_t)items};
+        if (!numoe_pool_run(model->context->pool, &job))
+            return;
+    }
+    for (uint32_t i = 0; i < items; i++)
+        add_item(&a, i, 0);
+}
+
 int numoe_gpu_attach(struct numoe_model *model, struct numoe_error *error)
 {
     struct numoe *context = model->context;
@@ -116,8 +156,11 @@ int numoe_gpu_attach(struct numoe_model *model, struct numoe_error *error)
         .bias = bias,
         .generation = generation,
         .copy = copy,
+        .add = add,
     };
-    const struct numoe_gpu_model_options options = {.stream = context->gpu_stream};
+    const struct numoe_gpu_model_options options = {.stream = context->gpu_stream,
+                                                    .cache_bytes = context->gpu_cache_bytes,
+                                                    .profile = context->gpu_profile};
     struct numoe_error why = NUMOE_ERROR_INIT;
 
     memcpy(model->gpu_note, context->gpu_note, sizeof model->gpu_note);
@@ -134,6 +177,11 @@ int numoe_gpu_attach(struct numoe_model *model, struct numoe_error *error)
         model->gpu_note[sizeof model->gpu_note - 1] = 0;
         numoe_log_write(&context->log, NUMOE_LOG_WARNING,
                         "the CPU computes this model, not the GPU: %s", why.message);
+    } else if (numoe_gpu_run_make(model)) {
+        numoe_gpu_model_destroy(model->gpu);
+        model->gpu = NULL;
+        pthread_mutex_unlock(&context->turn);
+        return numoe_error_set(error, -ENOMEM, "model", "out of memory");
     }
     pthread_mutex_unlock(&context->turn);
     return 0;
@@ -152,6 +200,7 @@ void numoe_gpu_detach(struct numoe_model *model)
     model->generation = NULL;
     free(model->gpu_ids);
     model->gpu_ids = NULL;
+    numoe_gpu_run_free(model);
 }
 
 struct numoe_gpu_model *numoe_model_gpu(const struct numoe_model *model)

@@ -107,6 +107,15 @@ struct numoe_options {
      *  tokens, and with many on machines of many memory domains (docs/architecture.md, "Batches").
      *  The CPU computes, a GPU is not used. */
     bool batch_invariant;
+    /** With a GPU: calls of at least so many tokens are computed by it alone, others by the CPUs
+     *  alone; 1: all by the GPU. 0: each call is divided, expert by expert, so that both end
+     *  together by the speeds that calls before have shown; what is computed where, and so the
+     *  last bits (in modes other than exact, all that the arithmetic differs by), then changes
+     *  from call to call. */
+    uint64_t gpu_from_tokens;
+    uint64_t gpu_cache_bytes; /**< device memory for experts that stay there; 0: what there is */
+    const char *gpu_profile;  /**< file of numoe_gpu_profile: the experts asked for most are copied
+                                   first. NULL: none */
 };
 
 #define NUMOE_OPTIONS_INIT                                                                         \
@@ -426,8 +435,10 @@ struct numoe_result {
     uint64_t experts_hit;  /**< distinct experts computed */
     uint64_t expert_bytes; /**< bytes of experts read from memory at least once */
     uint64_t pairs;        /**< (token, slot) entries computed */
-    uint64_t gpu_tokens; /**< tokens that a GPU computed: all, or none, or those before it failed */
-    uint64_t deferred;   /**< of pairs, computed after the call */
+    uint64_t gpu_tokens;   /**< tokens that a GPU had a part in: all, or none, or those before it
+                                failed */
+    uint64_t deferred;     /**< of pairs, computed after the call */
+    uint64_t gpu_pairs;    /**< of pairs, computed by a GPU */
 };
 
 #define NUMOE_RESULT_INIT                                                                          \

@@ -32,6 +32,7 @@ struct fake_range {
 
 struct fake_event {
     uint64_t recorded, completed;
+    double at;               /* when: steps of the device */
     struct fake_event *next; /* of all that were ever made; freed with the device */
 };
 
@@ -47,7 +48,7 @@ struct fake_op {
     bool add;
 };
 
-enum { FAKE_STREAMS = 4, FAKE_OPS = 4096, FAKE_RANGES = 512 };
+enum { FAKE_STREAMS = 6, FAKE_OPS = 4096, FAKE_RANGES = 512 };
 
 struct fake_stream {
     bool used;
@@ -65,6 +66,7 @@ struct fake {
     uint64_t pin_most, pinned;
     uint32_t events;
     struct fake_event *all_events;
+    uint64_t steps;   /* things done */
     uint64_t calls;   /* that can fail */
     uint64_t fail_at; /* the call that fails; UINT64_MAX */
     int fail_code;
@@ -211,6 +213,7 @@ static inline bool fake_step(struct fake *f, struct fake_stream *s)
         break;
     case FAKE_RECORD:
         op->event->completed = op->ticket;
+        op->event->at = (double)f->steps;
         break;
     case FAKE_COPY_IN:
     case FAKE_COPY_OUT:
@@ -229,6 +232,7 @@ static inline bool fake_step(struct fake *f, struct fake_stream *s)
         break;
     }
     s->head++;
+    f->steps++;
     return true;
 }
 
@@ -482,6 +486,17 @@ static inline int fake_event_sync(void *device, void *event)
     return e ? e : fake_drain(device, NULL, ev, ev->recorded);
 }
 
+static inline int fake_elapsed(void *device, void *begin, void *end, double *ms)
+{
+    const struct fake_event *from = begin, *to = end;
+    const int e = fake_call(device);
+
+    if (!e && (from->completed < from->recorded || to->completed < to->recorded))
+        fake_wrong(device, "the time of an event that has not happened was asked for");
+    *ms = to->at - from->at;
+    return e;
+}
+
 static inline int fake_copy_in(void *device, void *stream, void *to, const void *from,
                                uint64_t bytes)
 {
@@ -580,6 +595,8 @@ static const struct gpu_ops fake_ops = {
     .event_record = fake_event_record,
     .event_query = fake_event_query,
     .event_sync = fake_event_sync,
+    .timer_create = fake_event_create,
+    .elapsed = fake_elapsed,
     .copy_in = fake_copy_in,
     .copy_in_many = fake_copy_in_many,
     .copy_out = fake_copy_out,

@@ -91,6 +91,7 @@ static bool world_make(struct world *w, enum numoe_gpu_mode mode, bool stream, b
     options.threads = 2;
     options.gpu = mode;
     options.gpu_stream = stream;
+    options.gpu_from_tokens = 1;
     if (!expect(!numoe_open(&options, &w->context, &error), "open: %s", error.message))
         return false;
     desc.layers = LAYERS;

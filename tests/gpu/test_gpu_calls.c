@@ -34,6 +34,7 @@ static struct numoe *context_make(struct fake *f)
     unsetenv("NUMOE_GPU");
     options.topology = "pack:3 [numa(memory=4GB)] core:1 pu:1";
     options.threads = 2;
+    options.gpu_from_tokens = 1;
     options.form = form;
     options.log.fn = hear;
     cr_assert_eq(numoe_open(&options, &context, &error), 0, "%s", error.message);

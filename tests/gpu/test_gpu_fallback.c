@@ -21,6 +21,7 @@ static struct numoe *context_make(const struct gpu_ops *ops, struct fake *fake)
 
     options.topology = "pack:3 [numa(memory=4GB)] core:1 pu:1";
     options.threads = 2;
+    options.gpu_from_tokens = 1;
     cr_assert_eq(numoe_open(&options, &context, NULL), 0);
     if (ops)
         cr_assert_eq(gpu_wrap(ops, fake, &properties, &context->log, &context->gpu), 0);

@@ -97,7 +97,7 @@ static void run_ahead(uint64_t seed)
             for (int j = 0; j < TOP_K; j++)
                 if (b[i].ids[t][j] >= 0)
                     need[b[i].ids[t][j]]++;
-        cr_assert_eq(gpu_stream_begin(stream, layer, need, b[i].call.tokens, NULL), 0);
+        cr_assert_eq(gpu_stream_begin(stream, layer, need, NULL, b[i].call.tokens, NULL), 0);
         for (;;) {
             cr_assert_eq(gpu_stream_next(stream, stream->compute, &gone, NULL), 0);
             if (!gone.slice_at)

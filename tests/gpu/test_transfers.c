@@ -143,7 +143,7 @@ static uint64_t run_seed(uint64_t seed)
             need[e] = random_u64() % 100 < (seed % 2 ? 90 : 20);
             asked += need[e] && present(NULL, layer, e);
         }
-        cr_assert_eq(gpu_stream_begin(s, layer, need, 3, NULL), 0);
+        cr_assert_eq(gpu_stream_begin(s, layer, need, NULL, 3, NULL), 0);
         for (;;) {
             const struct numoe_cuda_ffn ffn = {.x_stride = layer, .out_stride = generations[layer]};
             struct numoe_cuda_ffn c = ffn;

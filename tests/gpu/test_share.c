@@ -1,0 +1,396 @@
+/* Calls that a GPU and the workers share: how they are divided, and that nothing is lost. */
+#include <criterion/criterion.h>
+#include <math.h>
+
+#include "../support/experts.h"
+#include "context.h"
+#include "fake_device.h"
+#include "gpu_run.h"
+#include "gpu_share.h"
+
+/* ---- dividing -------------------------------------------------------------------------------- */
+
+enum { MANY = 64 };
+
+static struct gpu_share speeds(double link, double cpu_read, double cpu_rate)
+{
+    return (struct gpu_share){.expert_bytes = 13e6,
+                              .token_bytes = 4096 * 8,
+                              .token_operations = 6.0 * 4096 * 2048,
+                              .link_rate = link,
+                              .gpu_rate = 100e12,
+                              .gpu_fixed = 50e-6,
+                              .cpu_read = cpu_read,
+                              .cpu_rate = cpu_rate,
+                              .cpu_fixed = 10e-6};
+}
+
+static double longest(const struct gpu_share_choice *c)
+{
+    return c->gpu_seconds > c->cpu_seconds ? c->gpu_seconds : c->cpu_seconds;
+}
+
+/* No division of few experts is better, and both sides alone are worse or as good. */
+Test(gpu_share, the_division_is_the_best_of_all, .timeout = 60)
+{
+    enum { FEW = 10 };
+
+    random_state = 3;
+    for (int round = 0; round < 300; round++) {
+        struct gpu_share share =
+            speeds(1e9 * (1 + random_u64() % 60), 1e9 * (1 + random_u64() % 300),
+                   1e12 * (1 + random_u64() % 20));
+        uint32_t tokens_of[FEW], order[FEW];
+        uint8_t held[FEW], on_gpu[FEW], other[FEW];
+        struct gpu_share_choice choice, check, alone;
+        uint64_t tokens = 0;
+        double best = INFINITY;
+
+        for (int e = 0; e < FEW; e++) {
+            tokens_of[e] = random_u64() % 3 ? (uint32_t)(random_u64() % 200) : 0;
+            held[e] = random_u64() % 4 == 0;
+            tokens += tokens_of[e];
+        }
+        tokens = tokens / 2 + 1;
+        gpu_share_choose(&share, tokens, tokens_of, held, FEW, order, on_gpu, &choice);
+        gpu_share_cost(&share, tokens, tokens_of, held, on_gpu, FEW, &check);
+        cr_expect_float_eq(longest(&check), longest(&choice), 1e-9);
+        cr_expect_eq(check.gpu_experts, choice.gpu_experts);
+        for (int e = 0; e < FEW; e++)
+            cr_expect(tokens_of[e] || !on_gpu[e]);
+        for (unsigned set = 0; set < 1u << FEW; set++) {
+            for (int e = 0; e < FEW; e++)
+                other[e] = set >> e & 1;
+            gpu_share_cost(&share, tokens, tokens_of, held, other, FEW, &alone);
+            if (longest(&alone) < best)
+                best = longest(&alone);
+            if (set == 0 || set == (1u << FEW) - 1)
+                cr_expect_leq(longest(&choice), longest(&alone) + 1e-12);
+        }
+        /* whole experts: an expert's worth is lost at most */
+        cr_expect_leq(longest(&choice),
+                      best + fmax(share.expert_bytes / share.link_rate,
+                                  200 * share.token_operations / share.cpu_rate +
+                                      share.expert_bytes / share.cpu_read));
+    }
+}
+
+Test(gpu_share, the_hot_go_to_the_gpu_and_the_held_stay_there)
+{
+    struct gpu_share share = speeds(25e9, 150e9, 5e12);
+    uint32_t tokens_of[MANY], order[MANY];
+    uint8_t held[MANY] = {0}, on_gpu[MANY];
+    struct gpu_share_choice choice;
+    uint32_t least = UINT32_MAX, most = 0;
+
+    for (uint32_t e = 0; e < MANY; e++)
+        tokens_of[e] = 1 + e * 8 % 500;
+    gpu_share_choose(&share, 1024, tokens_of, held, MANY, order, on_gpu, &choice);
+    for (uint32_t e = 0; e < MANY; e++) {
+        if (on_gpu[e] && tokens_of[e] < least)
+            least = tokens_of[e];
+        if (!on_gpu[e] && tokens_of[e] > most)
+            most = tokens_of[e];
+    }
+    cr_expect_gt(choice.gpu_experts, 0);
+    cr_expect_gt(choice.cpu_experts, 0);
+    cr_expect_geq(least, most);
+    /* one token: six experts of which two are held */
+    memset(tokens_of, 0, sizeof tokens_of);
+    for (uint32_t e = 0; e < 6; e++)
+        tokens_of[e] = 1;
+    held[1] = held[4] = 1;
+    gpu_share_choose(&share, 1, tokens_of, held, MANY, order, on_gpu, &choice);
+    cr_expect_eq(choice.gpu_experts, 2);
+    cr_expect(on_gpu[1] && on_gpu[4]);
+    cr_expect_eq(choice.copied, 0);
+}
+
+/* Whatever was guessed, calls bring the division to what the true speeds would choose, and sizes
+ * that were not seen profit. */
+Test(gpu_share, what_calls_take_corrects_the_guesses)
+{
+    const struct gpu_share truth = speeds(20e9, 100e9, 2e12);
+
+    for (int seed = 0; seed < 16; seed++) {
+        /* also where reading and arithmetic are not guessed wrong alike */
+        struct gpu_share share = speeds(64e9, 800e9, seed < 8 ? 16e12 : 30e12);
+        uint32_t tokens_of[MANY], order[MANY];
+        uint8_t held[MANY] = {0}, on_gpu[MANY];
+        struct gpu_share_choice choice, really, ideal;
+        const uint64_t tokens = 64u << seed % 8;
+        struct gpu_share best = truth;
+
+        random_state = (uint64_t)seed + 1;
+        for (int call = 0; call < 40; call++) {
+            for (uint32_t e = 0; e < MANY; e++)
+                tokens_of[e] = (uint32_t)(1 + random_u64() % (tokens / 5));
+            gpu_share_choose(&share, tokens, tokens_of, held, MANY, order, on_gpu, &choice);
+            gpu_share_cost(&truth, tokens, tokens_of, held, on_gpu, MANY, &really);
+            gpu_share_learn(&share, tokens, &choice, really.gpu_seconds, really.cpu_seconds);
+            gpu_share_choose(&best, tokens, tokens_of, held, MANY, order, on_gpu, &ideal);
+            if (call > 20)
+                cr_expect_leq(longest(&really), (seed < 8 ? 1.08 : 1.2) * longest(&ideal),
+                              "%d tokens, call %d: %.3f", (int)tokens, call,
+                              longest(&really) / longest(&ideal));
+        }
+    }
+}
+
+/* ---- shared calls ---------------------------------------------------------------------------- */
+
+enum { HIDDEN = 40, INTERMEDIATE = 70, EXPERTS = 12, LAYERS = 3, TOP_K = 3, TOKENS = 70 };
+
+static struct numoe *context_make(struct fake *f, uint64_t cache)
+{
+    struct numoe_options options = NUMOE_OPTIONS_INIT;
+    struct numoe_gpu_properties p = {.name = "Fake", .os_node = NUMOE_NONE};
+    struct numoe_error error = NUMOE_ERROR_INIT;
+    struct numoe *context;
+
+    unsetenv("NUMOE_GPU");
+    options.topology = "pack:3 [numa(memory=4GB)] core:1 pu:1";
+    options.threads = 2;
+    options.gpu_cache_bytes = cache;
+    options.gpu_stream = cache == 0;
+    cr_assert_eq(numoe_open(&options, &context, &error), 0, "%s", error.message);
+    if (f) {
+        cr_assert_eq(gpu_wrap(&fake_ops, f, &p, &context->log, &context->gpu), 0);
+        context->gpu_stream = cache == 0;
+        context->gpu_cache_bytes = cache;
+    }
+    return context;
+}
+
+static struct numoe_model *model_make(struct numoe *context)
+{
+    struct numoe_model_desc desc = NUMOE_MODEL_DESC_INIT;
+    struct numoe_error error = NUMOE_ERROR_INIT;
+    struct numoe_model *model;
+
+    desc.layers = LAYERS;
+    desc.experts = EXPERTS;
+    desc.experts_per_token = TOP_K;
+    desc.hidden = HIDDEN;
+    desc.intermediate = INTERMEDIATE;
+    desc.bias = true;
+    desc.activation = (struct numoe_activation){.kind = NUMOE_SILU};
+    desc.arithmetic = NUMOE_EXACT;
+    cr_assert_eq(numoe_model_create(context, &desc, &model, &error), 0, "%s", error.message);
+    random_state = 17;
+    for (uint64_t q = 0; q < LAYERS * EXPERTS; q++) {
+        struct numoe_expert_weights w = {.size = sizeof w};
+        struct test_expert from;
+
+        test_expert_make(&from, HIDDEN, INTERMEDIATE, true);
+        w.gate = from.source.gate;
+        w.up = from.source.up;
+        w.down = from.source.down;
+        w.gate_bias = from.bias[0];
+        w.up_bias = from.bias[1];
+        w.bias_step = 1;
+        w.down_bias = from.bias[2];
+        if (q % EXPERTS != 4) /* missing */
+            cr_assert_eq(numoe_expert_load(model, q / EXPERTS, q % EXPERTS, &w, &error), 0);
+        test_expert_free(&from);
+    }
+    return model;
+}
+
+struct call {
+    float x[TOKENS][HIDDEN], routing[TOKENS][TOP_K], out[TOKENS][HIDDEN];
+    uint16_t narrow[TOKENS][HIDDEN];
+    int32_t ids[TOKENS][TOP_K];
+    uint8_t elsewhere[EXPERTS];
+    struct numoe_batch batch;
+    struct numoe_result result;
+};
+
+static void call_make(struct call *c, uint64_t seed, uint64_t tokens)
+{
+    random_state = seed + 99;
+    *c = (struct call){.batch = NUMOE_BATCH_INIT, .result = NUMOE_RESULT_INIT};
+    for (uint64_t t = 0; t < tokens; t++) {
+        for (int k = 0; k < HIDDEN; k++) {
+            c->x[t][k] = round_to_bf16(random_normal());
+            c->out[t][k] = round_to_bf16(random_normal());
+            c->narrow[t][k] = bf16_bits(c->out[t][k]);
+        }
+        for (int j = 0; j < TOP_K; j++) {
+            c->ids[t][j] = (int32_t)(random_u64() >> 30) % (EXPERTS + 3) - 2;
+            c->routing[t][j] = (float)random_unit();
+        }
+    }
+    c->elsewhere[3] = 1;
+    c->batch.tokens = tokens;
+    c->batch.top_k = TOP_K;
+    c->batch.x = c->x;
+    c->batch.x_type = NUMOE_F32;
+    c->batch.ids = c->ids;
+    c->batch.id_bytes = 4;
+    c->batch.weights = &c->routing[0][0];
+    c->batch.out = seed % 4 == 3 ? (void *)c->narrow : c->out;
+    c->batch.out_type = seed % 4 == 3 ? NUMOE_BF16 : NUMOE_F32;
+    c->batch.add = seed % 2;
+    c->batch.scale = 0.75f;
+    c->batch.elsewhere = seed % 3 ? c->elsewhere : NULL;
+}
+
+static double distance(const struct call *a, const struct call *b)
+{
+    double want[TOKENS * HIDDEN];
+    float have[TOKENS * HIDDEN];
+
+    for (int i = 0; i < TOKENS * HIDDEN; i++) {
+        const bool narrow = b->batch.out_type == NUMOE_BF16;
+        want[i] = narrow ? (double)bf16_value((&b->narrow[0][0])[i]) : (double)(&b->out[0][0])[i];
+        have[i] = narrow ? bf16_value((&a->narrow[0][0])[i]) : (&a->out[0][0])[i];
+    }
+    return relative_l2(want, have, TOKENS * HIDDEN);
+}
+
+static void expect_same_counts(const struct numoe_result *a, const struct numoe_result *b, int call)
+{
+    cr_expect_eq(a->skipped, b->skipped, "call %d", call);
+    cr_expect_eq(a->missing, b->missing, "call %d: %d and %d", call, (int)a->missing,
+                 (int)b->missing);
+    cr_expect_eq(a->pairs, b->pairs, "call %d: %d and %d", call, (int)a->pairs, (int)b->pairs);
+    cr_expect_eq(a->experts_hit, b->experts_hit, "call %d", call);
+    cr_expect_eq(a->expert_bytes, b->expert_bytes, "call %d", call);
+}
+
+/* Speeds of the two sides as they please, so that every kind of division comes. */
+static void set_speeds(struct numoe_model *model, uint64_t seed)
+{
+    random_state = seed * 31 + 7;
+    numoe_gpu_run_guess(model, 1e6 * (1 + (double)(random_u64() % 1000)),
+                        1e6 * (1 + (double)(random_u64() % 1000)));
+}
+
+Test(gpu_share, results_and_counts_are_those_of_the_cpu, .timeout = 120)
+{
+    struct numoe *there = context_make(NULL, 0);
+    struct numoe_model *cpu = model_make(there);
+    uint64_t shared = 0, alone = 0, none = 0;
+
+    for (uint64_t seed = 0; seed < 12; seed++) {
+        struct fake *f = fake_make(seed);
+        struct numoe *here = context_make(f, seed % 3 * 40000);
+        struct numoe_model *gpu = model_make(here);
+
+        cr_assert_not_null(numoe_model_gpu(gpu));
+        for (uint64_t i = 0; i < 24; i++) {
+            struct numoe_error error = NUMOE_ERROR_INIT;
+            static struct call a, b;
+            const uint64_t tokens = i % 3 == 0 ? 1 : i % 3 == 1 ? 9 : TOKENS;
+
+            set_speeds(gpu, seed * 100 + i);
+            call_make(&a, i, tokens);
+            call_make(&b, i, tokens);
+            if (i % 5 == 4) {
+                uint64_t ticket;
+                cr_assert_eq(numoe_submit(gpu, i % LAYERS, &a.batch, &ticket, &error), 0, "%s",
+                             error.message);
+                cr_assert_eq(numoe_wait(gpu, ticket, &a.result), 0);
+            } else {
+                cr_assert_eq(numoe_forward(gpu, i % LAYERS, &a.batch, &a.result, &error), 0, "%s",
+                             error.message);
+            }
+            cr_assert_eq(numoe_forward(cpu, i % LAYERS, &b.batch, &b.result, &error), 0);
+            cr_expect_lt(distance(&a, &b), 5e-3, "call %d: %.2e", (int)i, distance(&a, &b));
+            expect_same_counts(&a.result, &b.result, (int)i);
+            shared += a.result.gpu_pairs && a.result.gpu_pairs < a.result.pairs;
+            alone += a.result.gpu_pairs && a.result.gpu_pairs == a.result.pairs;
+            none += !a.result.gpu_pairs;
+        }
+        numoe_model_destroy(gpu);
+        cr_expect_eq(f->wrong, 0, "%s", f->text);
+        cr_expect_eq(f->range_count, 0);
+        numoe_close(here);
+        fake_free(f);
+    }
+    cr_expect(shared > 40 && alone > 10 && none > 10, "%d shared, %d the GPU's, %d the CPU's",
+              (int)shared, (int)alone, (int)none);
+    numoe_model_destroy(cpu);
+    numoe_close(there);
+}
+
+/* The device fails in one of the calls that a shared call makes, and perhaps is lost. */
+static void fail_in_calls(int code)
+{
+    struct numoe *there = context_make(NULL, 0);
+    struct numoe_model *cpu = model_make(there);
+    uint64_t given_back = 0;
+
+    for (uint64_t at = 0; at < 90; at += 2) {
+        struct fake *f = fake_make(at);
+        struct numoe *here = context_make(f, 40000);
+        struct numoe_model *gpu = model_make(here);
+
+        f->fail_at = f->calls + at;
+        f->fail_code = code;
+        for (uint64_t i = 0; i < 6; i++) {
+            struct numoe_error error = NUMOE_ERROR_INIT;
+            static struct call a, b;
+
+            numoe_gpu_run_guess(gpu, 200e6, 200e6);
+            call_make(&a, i, TOKENS);
+            call_make(&b, i, TOKENS);
+            cr_assert_eq(numoe_forward(gpu, i % LAYERS, &a.batch, &a.result, &error), 0, "%s",
+                         error.message);
+            cr_assert_eq(numoe_forward(cpu, i % LAYERS, &b.batch, &b.result, &error), 0);
+            cr_expect_lt(distance(&a, &b), 5e-3, "code %d at %d, call %d: %.2e", code, (int)at,
+                         (int)i, distance(&a, &b));
+            expect_same_counts(&a.result, &b.result, (int)i);
+            given_back += a.result.gpu_tokens < TOKENS;
+        }
+        f->fail_at = UINT64_MAX;
+        numoe_model_destroy(gpu);
+        cr_expect_eq(f->wrong, 0, "%s", f->text);
+        numoe_close(here);
+        fake_free(f);
+    }
+    cr_expect_gt(given_back, 10);
+    numoe_model_destroy(cpu);
+    numoe_close(there);
+}
+
+Test(gpu_share, the_workers_finish_what_runs_out_of_memory, .timeout = 120)
+{
+    fail_in_calls(2);
+}
+
+Test(gpu_share, the_workers_finish_what_a_lost_device_began, .timeout = 120)
+{
+    fail_in_calls(700);
+}
+
+/* Decode with room for some experts: those asked for often come, though nobody waits for them. */
+Test(gpu_share, experts_asked_for_often_come_to_stay, .timeout = 60)
+{
+    struct fake *f = fake_make(3);
+    struct numoe *context = context_make(f, 200000);
+    struct numoe_model *model = model_make(context);
+    uint64_t gpu_pairs = 0, pairs = 0;
+
+    for (uint64_t i = 0; i < 120; i++) {
+        static struct call c;
+
+        /* a slow link: nothing is worth copying for a call, but what is there is the GPU's */
+        numoe_gpu_run_guess(model, 1e6, 30e6);
+        call_make(&c, i, 1);
+        for (int j = 0; j < TOP_K; j++)
+            c.ids[0][j] = j;
+        c.batch.elsewhere = NULL;
+        cr_assert_eq(numoe_forward(model, i % LAYERS, &c.batch, &c.result, NULL), 0);
+        if (i >= 60) {
+            gpu_pairs += c.result.gpu_pairs;
+            pairs += c.result.pairs;
+        }
+    }
+    cr_expect_eq(gpu_pairs, pairs, "%d of %d", (int)gpu_pairs, (int)pairs);
+    numoe_model_destroy(model);
+    cr_expect_eq(f->wrong, 0, "%s", f->text);
+    numoe_close(context);
+    fake_free(f);
+}
