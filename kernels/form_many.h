@@ -12,8 +12,9 @@
  *                  then for each block: y[p] += tiles . h panel
  *     at the end   y is written to the rows once
  *
- * The inner product keeps 32 rows (MANY_ROWS vectors) x MANY_BLOCK tokens in registers and
- * prefetches the next chunk's codes meanwhile. Bound by the multiplier.
+ * The inner product keeps 32 rows (MANY_ROWS vectors) x MANY_BLOCK tokens in registers. Decoding
+ * and inner products alike bring the next chunk's codes to L2 meanwhile, so that memory is never
+ * idle: with a few tokens they take as long as each other. Bound by the multiplier.
  *
  * Parameters: MANY_TOKENS, MANY_BLOCK (<= 12), MANY_SUB (tokens with sums in registers at once),
  * MANY_ROWS, MANY_CHUNK, MANY_RUN; and decode_fold
@@ -30,7 +31,11 @@ enum {
     TILE_BYTES = TILE_WORDS * 128 + (FOLDED ? 0 : 128), /* decoded tile, then scales */
     MANY_BLOCKS = (MANY_TOKENS + MANY_BLOCK - 1) / MANY_BLOCK,
     MANY_BUFFER = MANY_CHUNK > MANY_RUN ? MANY_CHUNK : MANY_RUN,
-    PANEL_BYTES = (MANY_BLOCK * (int)sizeof(struct group) + 63) / 64 * 64
+    PANEL_BYTES = (MANY_BLOCK * (int)sizeof(struct group) + 63) / 64 * 64,
+    /* lines of a pair tile that go with one of its halves: brought by decoding, and by dots */
+    AHEAD_LINES = (NUMOE_PAIR_BYTES / 64 + 1) / 2,
+    AHEAD_DECODE = 4,
+    AHEAD_DOTS = AHEAD_LINES - AHEAD_DECODE
 };
 
 /* Where things lie in scratch, all multiples of 64. */
@@ -101,12 +106,31 @@ INL void decode_tile(const uint8_t *codes, const uint8_t *scales, uint8_t *out)
     }
 }
 
+INL void bring(const uint8_t *p, int lines)
+{
+    _Pragma("GCC unroll 1") for (int i = 0; i < lines; i++)
+        _mm_prefetch((const char *)p + 64 * i, _MM_HINT_T1);
+}
+
 /* What the inner product brings closer meanwhile: `lines` lines at p, then at p + stride, ... */
 struct ahead {
     const uint8_t *p;
     uint64_t stride;
     int lines;
 };
+
+/* The part of block i of the lines of half a pair tile, at p, that blocks share. */
+static struct ahead ahead_of(const uint8_t *p, uint64_t stride, unsigned half, unsigned i,
+                             unsigned blocks)
+{
+    const int lines = (AHEAD_DOTS + (int)blocks - 1) / (int)blocks;
+    const int before = (int)i * lines, left = AHEAD_DOTS - before;
+
+    return (struct ahead){p + 64 * (AHEAD_LINES * half + AHEAD_DECODE + (unsigned)before), stride,
+                          left < 0       ? 0
+                          : left < lines ? left
+                                         : lines};
+}
 
 /* sums[T][32] += sum over `groups` decoded tiles of tile . panel. Sums of all T tokens are in
  * registers, or in L1 when only some tokens' dots fit there (MANY_SUB). */
@@ -127,8 +151,7 @@ INL void many_dots(const int T, uint64_t groups, const uint8_t *tiles, const uin
         {
             const struct group *g = (const struct group *)(const void *)x;
             if (r0 == 0) {
-                _Pragma("GCC unroll 1") for (int k = 0; k < ahead.lines; k++)
-                    _mm_prefetch((const char *)ahead.p + 64 * k, _MM_HINT_T0);
+                bring(ahead.p, ahead.lines);
                 ahead.p += ahead.stride;
             }
 #if FOLDED
@@ -260,7 +283,6 @@ static void many_gate_up(const struct numoe_ffn *f, const struct many_scratch *m
 {
     const struct numoe_slice_shape *shape = f->shape;
     const uint64_t groups = shape->hidden_tiles;
-    const int lines = (int)((17 + 2 * blocks - 1) / (2 * blocks));
 
     for (unsigned i = 0; i < blocks; i++) {
         float *sums = m->sums + (size_t)i * SUMS_BLOCK;
@@ -274,19 +296,18 @@ static void many_gate_up(const struct numoe_ffn *f, const struct many_scratch *m
     for (uint64_t k = 0; k < groups; k += MANY_CHUNK) {
         const uint64_t n = groups - k < MANY_CHUNK ? groups - k : MANY_CHUNK;
         const uint8_t *pair = slice + k * NUMOE_PAIR_BYTES;
+        const uint8_t *next = pair + MANY_CHUNK * NUMOE_PAIR_BYTES;
         for (unsigned half = 0; half < 2; half++) {
             for (uint64_t b = 0; b < n; b++) {
                 const uint8_t *tile = pair + b * NUMOE_PAIR_BYTES;
                 decode_tile(tile + 512 * half, tile + 1024 + 32 * half, m->tiles + b * TILE_BYTES);
+                bring(next + b * NUMOE_PAIR_BYTES + 64 * AHEAD_LINES * half, AHEAD_DECODE);
             }
-            for (unsigned i = 0; i < blocks; i++) {
-                const struct ahead ahead = {pair + MANY_CHUNK * NUMOE_PAIR_BYTES +
-                                                (size_t)(half * blocks + i) * (size_t)lines * 64,
-                                            NUMOE_PAIR_BYTES, lines};
+            for (unsigned i = 0; i < blocks; i++)
                 many_by_tokens[block[i].count - 1](
                     n, m->tiles, m->x + (i * groups + k) * PANEL_BYTES,
-                    m->sums + (size_t)i * SUMS_BLOCK + half * Y_TILE, ahead);
-            }
+                    m->sums + (size_t)i * SUMS_BLOCK + half * Y_TILE,
+                    ahead_of(next, NUMOE_PAIR_BYTES, half, i, blocks));
         }
     }
     for (unsigned i = 0; i < blocks; i++) {
@@ -311,7 +332,6 @@ static void many_down(const struct numoe_ffn *f, const struct many_scratch *m,
 {
     const struct numoe_slice_shape *shape = f->shape;
     const uint8_t *down = slice + shape->down_offset;
-    const int lines = (int)((17 + 2 * blocks - 1) / (2 * blocks));
 
     for (uint64_t p = 0; p < shape->hidden_tiles; p++) {
         const uint8_t *pair = down + p / 2 * NUMOE_PAIR_BYTES;
@@ -319,15 +339,13 @@ static void many_down(const struct numoe_ffn *f, const struct many_scratch *m,
         for (unsigned s = 0; s < run; s++) {
             const uint8_t *tile = pair + s * shape->bytes;
             decode_tile(tile + 512 * half, tile + 1024 + 32 * half, m->tiles + s * TILE_BYTES);
+            bring(tile + NUMOE_PAIR_BYTES + 64 * AHEAD_LINES * half, AHEAD_DECODE);
         }
-        for (unsigned i = 0; i < blocks; i++) {
-            const struct ahead ahead = {pair + NUMOE_PAIR_BYTES +
-                                            (size_t)(half * blocks + i) * (size_t)lines * 64,
-                                        shape->bytes, lines};
-            many_by_tokens[block[i].count - 1](run, m->tiles, m->h + (size_t)i * H_BLOCK,
-                                               m->y + (i * shape->hidden_tiles + p) * Y_TILE,
-                                               ahead);
-        }
+        for (unsigned i = 0; i < blocks; i++)
+            many_by_tokens[block[i].count - 1](
+                run, m->tiles, m->h + (size_t)i * H_BLOCK,
+                m->y + (i * shape->hidden_tiles + p) * Y_TILE,
+                ahead_of(pair + NUMOE_PAIR_BYTES, shape->bytes, half, i, blocks));
     }
 }
 
