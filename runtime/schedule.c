@@ -502,22 +502,23 @@ static int lay_evenly(struct build *b, const struct group *group, uint64_t total
     int rc = 0;
 
     for (*laid = 0; *laid < b->many_count; ++*laid) {
+        if (!b->slice_count[*laid])
+            continue; /* the group has none of it */
         if (!schedule_cut_evenly(b, group, *laid, total, 1, &cut))
             break;
-        if (*laid == 0)
+        if (all == 0)
             first = cut;
         all += blocks_cost(b, *laid, cut.blocks);
         part += b->slice_count[*laid] * numoe_plan_slice_cost(b->hits[*laid].tokens);
     }
-    if (*laid == 0)
+    if (all == 0)
         return 0;
     /* of the first one's lanes the part that these are of all the work */
     lanes = (first.lanes * part + total / 2) / total;
     line.cuts = cuts_evenly(all, lanes ? lanes : 1);
-    for (uint32_t h = 0; !rc && h < *laid; h++) {
-        schedule_cut_evenly(b, group, h, total, 1, &cut);
-        rc = lay_blocks(&line, h, cut.blocks);
-    }
+    for (uint32_t h = 0; !rc && h < *laid; h++)
+        if (schedule_cut_evenly(b, group, h, total, 1, &cut))
+            rc = lay_blocks(&line, h, cut.blocks);
     return !rc && line.open ? end_lane(&line) : rc;
 }
 
