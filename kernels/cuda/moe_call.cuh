@@ -16,13 +16,15 @@ struct chunk {
     int expert, first, count, unused;
 };
 
-/*
- * Powers of two that the compiler does not know, being in the call: a left shift by one is then a
- * multiplication, which runs beside the pipe of shifts and logic. That pipe, with half the lanes of
- * the others, is what decoding is short of.
- */
-struct powers {
-    uint32_t p2, p4, p6, p7, p8, p12, p15, p23;
+/* x as kernels want it, from the caller's: bf16 rows of whole tiles. */
+struct padding {
+    const void *x;
+    __nv_bfloat16 *out;  /* NULL: the caller's does */
+    uint64_t stride;     /* of x */
+    uint64_t cells;      /* of out */
+    uint32_t hidden, width;
+    float raise;         /* power of two that it is multiplied by */
+    bool is_f32, for_wgmma;
 };
 
 /* pairs are (token, slot) entries; sorted[] lists them by expert. Rows of h and part are pairs. */
@@ -40,18 +42,21 @@ struct call {
     int *chunk_count;
     int *sorted;
     int *counters;  /* [experts + 1] */
-    int *next_item; /* of gate_up and of down: items handed out to blocks of the few-token form */
-    int *valid;     /* [tokens]: entries that are not skipped */
-    int *arrived;   /* [tokens][ceil(hidden_tiles / 2)]: parts that are written */
+    uint32_t *next_item; /* items that blocks of the few-token form have taken */
+    uint32_t *h_slices;  /* [chunks]: slices of h that are there, of the few-token form */
+    uint32_t *valid;     /* [tokens]: bit j: slot j is not skipped */
+    int *arrived;        /* [tokens][ceil(hidden_tiles / 2)]: parts that are written */
     uint64_t x_stride, out_stride;
     uint32_t hidden, hidden_tiles, slices, down_offset, bias_offset;
     uint32_t experts, tokens, top_k, id_bytes, chunk_tokens, chunk_bound;
-    powers power;
+    uint32_t two_23; /* 2^23, which the compiler is not to know */
     numoe_activation activation;
     float scale;
     bool add, out_bf16, out_aligned; /* out_aligned: rows begin at multiples of 4 elements */
-    bool fused;                      /* the few-token form sums a token's parts itself */
+    bool fused;                      /* the few-token form sums a token's parts itself ... */
+    bool local;                      /* ... and each of its blocks sorts the entries */
     bool for_wgmma;                  /* x and h have each 32 k in its order */
+    padding pad;                     /* how x is made from what the caller gave */
 };
 
 DI int pair_expert(const call &c, uint32_t pair)

@@ -15,26 +15,32 @@ struct launching {
     bool overlap; /* a kernel may start before the one before has ended */
 };
 
+/* x laid out and entries sorted. */
 cudaError_t launch_route(const call &c, const launching &how);
-cudaError_t launch_pad(const call &c, const void *x, bool is_f32, uint64_t stride,
-                       __nv_bfloat16 *out, const launching &how);
 cudaError_t launch_combine(const call &c, const launching &how);
-cudaError_t launch_few(const call &c, bool down, const launching &how);
+cudaError_t launch_few(const call &c, const launching &how);
 cudaError_t launch_many(const call &c, bool down, const launching &how);
 cudaError_t launch_wgmma(const call &c, bool down, const launching &how);
 
-enum { FEW_KERNELS = 4, MANY_KERNELS = 4, WGMMA_KERNELS = 2 };
+enum { FEW_KERNELS = 2, MANY_KERNELS = 4, WGMMA_KERNELS = 2 };
 
 size_t describe_few(numoe_cuda_kernel_info *info);
 size_t describe_many(numoe_cuda_kernel_info *info);
 size_t describe_wgmma(numoe_cuda_kernel_info *info);
 
+/* Entries of a call that each block of the few-token form can sort by itself. */
+uint32_t few_local_pairs();
+/* Tokens of a call up to which that form sums parts itself. */
+uint32_t few_fused_tokens();
+/* What that form wants x times. */
+float few_raise();
+
 /* Dynamic shared memory that needs no opting in: 48 KiB less what a kernel has statically. */
 enum { PLAIN_SHARED = 40 * 1024 };
 
-template <class KERNEL>
+template <class KERNEL, class ARGUMENT>
 cudaError_t launch(KERNEL kernel, uint64_t blocks, int threads, int shared, bool overlap,
-                   const call &c, cudaStream_t stream)
+                   const ARGUMENT &c, cudaStream_t stream)
 {
     cudaLaunchConfig_t config = {};
     cudaLaunchAttribute attribute = {};

@@ -1,10 +1,10 @@
 /*
  * A call of the expert FFN: what it needs in memory, which form it takes, its kernels in order.
  *
- *   pad     x to bf16 rows of whole tiles, where it is not that already
- *   route   entries sorted by expert and cut in chunks, in one kernel or four
- *   gate_up, down   of moe_few.cu or moe_many.cu
- *   combine  sums each token's parts; down does that itself in the few-token form
+ *   route   x laid out where it is not as the form wants it, entries sorted by expert and cut in
+ *           chunks: in one kernel, or in five
+ *   gate_up, down   of moe_many.cu or moe_many_sm90.cu, or both in one of moe_few.cu
+ *   combine  sums each token's parts; the few-token form does that itself for a few tokens
  *
  * SPDX-License-Identifier: Apache-2.0
  */
@@ -13,13 +13,10 @@
 namespace
 {
 
-/* Up to so many tokens down sums the parts itself; above, the fences cost more than a kernel. */
-enum { FUSED_TOKENS = 4 };
-
 struct layout {
-    uint64_t x, h, part, chunks, sorted, counters, valid, arrived, bytes;
+    uint64_t x, h, part, chunks, sorted, counters, h_slices, valid, arrived, bytes;
     uint32_t chunk_tokens, chunk_bound;
-    bool pad, few, fused, wgmma;
+    bool pad, few, fused, local, wgmma;
 };
 
 uint64_t take(uint64_t *at, uint64_t bytes)
@@ -51,7 +48,7 @@ uint32_t choose_chunk(const numoe_cuda_device *device, const numoe_cuda_ffn *f, 
 {
     if (f->chunk_tokens)
         return f->chunk_tokens;
-    return average <= 4 ? 8 : average <= 12 ? 16 : average <= 28 ? 32 : device->wgmma ? 128 : 64;
+    return average <= 4 ? 8 : average <= 28 ? 32 : device->wgmma ? 128 : 64;
 }
 
 layout lay_out(const numoe_cuda_device *device, const numoe_cuda_ffn *f)
@@ -67,25 +64,22 @@ layout lay_out(const numoe_cuda_device *device, const numoe_cuda_ffn *f)
     const uint64_t bound = hit + pairs / l.chunk_tokens;
     l.chunk_bound = static_cast<uint32_t>(bound < pairs ? bound : pairs);
     l.few = l.chunk_tokens <= 16;
-    l.fused = l.few && f->tokens <= FUSED_TOKENS;
+    l.fused = l.few && f->tokens <= few_fused_tokens() && f->top_k <= 32;
+    l.local = l.fused && l.chunk_tokens == 8 && pairs <= few_local_pairs();
     l.wgmma = l.chunk_tokens == 128;
-    l.pad = l.wgmma || f->x_type == NUMOE_F32 || f->shape.hidden % 32 != 0 || !aligned;
+    l.pad = l.few || l.wgmma || f->x_type == NUMOE_F32 || f->shape.hidden % 32 != 0 || !aligned;
     l.x = take(&at, l.pad ? f->tokens * width * 2 : 0);
     l.h = take(&at, pairs * 32 * f->slices * 2);
     l.part = take(&at, pairs * width * 4);
     l.chunks = take(&at, (l.chunk_bound + 1) * sizeof(chunk));
     l.sorted = take(&at, pairs * 4);
-    l.counters = take(&at, (static_cast<uint64_t>(f->experts) + 4) * 4);
-    l.valid = take(&at, l.fused ? f->tokens * sizeof(int) : 0);
+    l.counters = take(&at, (static_cast<uint64_t>(f->experts) + 3) * 4);
+    l.h_slices = take(&at, l.few ? l.chunk_bound * sizeof(uint32_t) : 0);
+    l.valid = take(&at, l.fused ? f->tokens * sizeof(uint32_t) : 0);
     l.arrived =
         take(&at, l.fused ? f->tokens * ((f->shape.hidden_tiles + 1) / 2) * sizeof(int) : 0);
     l.bytes = at;
     return l;
-}
-
-powers powers_of_two()
-{
-    return {1u << 2, 1u << 4, 1u << 6, 1u << 7, 1u << 8, 1u << 12, 1u << 15, 1u << 23};
 }
 
 call make_call(const numoe_cuda_ffn *f, const layout &l)
@@ -107,10 +101,11 @@ call make_call(const numoe_cuda_ffn *f, const layout &l)
     c.chunks = reinterpret_cast<chunk *>(work + l.chunks);
     c.sorted = reinterpret_cast<int *>(work + l.sorted);
     c.counters = reinterpret_cast<int *>(work + l.counters);
-    c.valid = reinterpret_cast<int *>(work + l.valid);
+    c.valid = reinterpret_cast<uint32_t *>(work + l.valid);
     c.arrived = reinterpret_cast<int *>(work + l.arrived);
     c.chunk_count = c.counters + f->experts + 1;
-    c.next_item = c.chunk_count + 1;
+    c.next_item = reinterpret_cast<uint32_t *>(c.chunk_count + 1);
+    c.h_slices = reinterpret_cast<uint32_t *>(work + l.h_slices);
     c.out_stride = f->out_stride;
     c.hidden = static_cast<uint32_t>(f->shape.hidden);
     c.hidden_tiles = static_cast<uint32_t>(f->shape.hidden_tiles);
@@ -123,22 +118,35 @@ call make_call(const numoe_cuda_ffn *f, const layout &l)
     c.id_bytes = f->id_bytes;
     c.chunk_tokens = l.chunk_tokens;
     c.chunk_bound = l.chunk_bound;
-    c.power = powers_of_two();
+    c.two_23 = 1u << 23;
     c.activation = f->activation;
     c.scale = f->scale;
     c.add = f->add;
     c.out_bf16 = f->out_type == NUMOE_BF16;
     c.out_aligned = f->out_stride % 4 == 0 && reinterpret_cast<uintptr_t>(f->out) % 16 == 0;
     c.fused = l.fused;
+    c.local = l.local;
     c.for_wgmma = l.wgmma;
+    if (l.pad)
+        c.pad = {f->x,
+                 reinterpret_cast<__nv_bfloat16 *>(work + l.x),
+                 f->x_stride,
+                 static_cast<uint64_t>(f->tokens) * 32 * f->shape.hidden_tiles,
+                 c.hidden,
+                 32 * c.hidden_tiles,
+                 l.few ? few_raise() : 1.0f,
+                 f->x_type == NUMOE_F32,
+                 l.wgmma};
     return c;
 }
 
-cudaError_t launch_half(const call &c, const layout &l, bool down, const launching &how)
+cudaError_t launch_products(const call &c, const layout &l, const launching &how)
 {
-    return l.few     ? launch_few(c, down, how)
-           : l.wgmma ? launch_wgmma(c, down, how)
-                     : launch_many(c, down, how);
+    if (l.few)
+        return launch_few(c, how);
+    const auto half = l.wgmma ? launch_wgmma : launch_many;
+    const cudaError_t e = half(c, false, how);
+    return e ? e : half(c, true, how);
 }
 
 } /* namespace */
@@ -176,19 +184,11 @@ extern "C" cudaError_t numoe_cuda_ffn_launch(const struct numoe_cuda_device *dev
         return cudaErrorInvalidValue;
     const layout l = lay_out(device, f);
     const call c = make_call(f, l);
-    launching how = {stream, device->multiprocessors, false};
-    cudaError_t e = cudaSuccess;
+    const launching how = {stream, device->multiprocessors, device->overlap};
+    cudaError_t e = launch_route(c, how);
 
-    if (l.pad)
-        e = launch_pad(c, f->x, f->x_type == NUMOE_F32, f->x_stride,
-                       const_cast<__nv_bfloat16 *>(c.x), how);
-    how.overlap = device->overlap;
     if (!e)
-        e = launch_route(c, how);
-    if (!e)
-        e = launch_half(c, l, false, how);
-    if (!e)
-        e = launch_half(c, l, true, how);
+        e = launch_products(c, l, how);
     if (!e && !c.fused)
         e = launch_combine(c, how);
     return e;

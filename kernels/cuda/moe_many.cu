@@ -63,29 +63,42 @@ struct copied_rows {
     }
 };
 
-DI pair_tile staged_pair(const uint8_t *from)
+/* A lane's share of a pair tile, and the factors of its rows. */
+struct staged_tile {
+    uint4 a, b;
+    uint32_t factor[2][4];
+    uint32_t scales; /* some byte of which is large if one is */
+};
+
+DI staged_tile staged_pair(const uint8_t *from)
 {
     const int lane = threadIdx.x & 31;
     const uint8_t *codes = from + numoe_code_place(lane >> 2, lane & 3);
-    pair_tile p;
+    const uint8_t *scales = from + lane_scales(lane);
+    staged_tile p;
     p.a = *reinterpret_cast<const uint4 *>(codes);
     p.b = *reinterpret_cast<const uint4 *>(codes + 512);
-    p.scale_a = *reinterpret_cast<const uint32_t *>(from + lane_scales(lane));
-    p.scale_b = *reinterpret_cast<const uint32_t *>(from + lane_scales(lane) + 32);
+    p.scales = *reinterpret_cast<const uint32_t *>(scales) |
+               *reinterpret_cast<const uint32_t *>(scales + 32);
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        p.factor[0][j] = operand_factor(scales[j]);
+        p.factor[1][j] = operand_factor(scales[32 + j]);
+    }
     return p;
 }
 
 /* acc += a pair tile . B of one k tile, at `from` in shared memory for the lane. */
 template <int N>
-DI void multiply(const pair_tile &tile, const powers &by, const uint8_t *from,
+DI void multiply(const staged_tile &tile, const uint8_t *from,
                  float (*acc)[2][N][4])
 {
     uint32_t a[2][2][2][4];
 
-    operand<false>(tile.a.x, tile.a.y, tile.scale_a, 0, by, a[0][0]);
-    operand<false>(tile.a.z, tile.a.w, tile.scale_a, 2, by, a[0][1]);
-    operand<false>(tile.b.x, tile.b.y, tile.scale_b, 0, by, a[1][0]);
-    operand<false>(tile.b.z, tile.b.w, tile.scale_b, 2, by, a[1][1]);
+    operand<false>(tile.a.x, tile.a.y, tile.factor[0], nullptr, a[0][0]);
+    operand<false>(tile.a.z, tile.a.w, tile.factor[0] + 2, nullptr, a[0][1]);
+    operand<false>(tile.b.x, tile.b.y, tile.factor[1], nullptr, a[1][0]);
+    operand<false>(tile.b.z, tile.b.w, tile.factor[1] + 2, nullptr, a[1][1]);
 #pragma unroll
     for (int n = 0; n < N; n++) {
         const uint4 b = *reinterpret_cast<const uint4 *>(from + n * (STAGE_TILES * 512));
@@ -140,10 +153,10 @@ DI uint32_t walk(const call &c, source<DOWN> from, const copied_rows<N> &rows,
         copy_commit();
 #pragma unroll
         for (int tile = 0; tile < STAGE_TILES; tile++) {
-            const pair_tile pair = staged_pair(stage + warp_at + tile * NUMOE_PAIR_BYTES);
+            const staged_tile pair = staged_pair(stage + warp_at + tile * NUMOE_PAIR_BYTES);
 
-            scales |= pair.scale_a | pair.scale_b;
-            multiply<N>(pair, c.power,
+            scales |= pair.scales;
+            multiply<N>(pair,
                         stage + numoe_stage_place(lane >> 2, tile, lane & 3, STAGE_TILES), acc);
         }
         ahead = buffer;
@@ -168,7 +181,7 @@ DI void walk_any(const call &c, source<DOWN> from, const __nv_bfloat16 *base, ui
         for (int n = 0; n < N; n++)
             b[n] = load_vector(base + rows.row[8 * n + (lane >> 2)] * stride + 32 * k +
                                8 * (lane & 3));
-        multiply_pair_any<N>(load_pair(from.pair(k), lane), c.power, b, acc);
+        multiply_pair_any<N>(load_pair(from.pair(k), lane), b, acc);
     }
 }
 

@@ -51,7 +51,7 @@ DI half_pair load_half_pair(const uint8_t *pair)
     return p;
 }
 
-/* From where stage_pair has put it. */
+/* The same from where stage_pair has put it. */
 DI half_pair staged_half_pair(const uint8_t *from)
 {
     const int lane = threadIdx.x & 31, upper = threadIdx.x >> 5 & 1;
@@ -62,6 +62,15 @@ DI half_pair staged_half_pair(const uint8_t *from)
     p.scale_a = *reinterpret_cast<const uint32_t *>(from + lane_scales(lane));
     p.scale_b = *reinterpret_cast<const uint32_t *>(from + lane_scales(lane) + 32);
     return p;
+}
+
+/* The factors of two rows, of bytes `shift` bits up. From the word, not from bytes in shared
+ * memory: registers are what is short here, and not the pipe of shifts and logic. */
+DI void factors(uint32_t scales, int shift, uint32_t *of)
+{
+    const uint32_t e = (scales >> shift) + 0x7E7Eu;
+    of[0] = __byte_perm(e, 0, 0x0404) >> 1;
+    of[1] = __byte_perm(e, 0, 0x1414) >> 1;
 }
 
 /* Shared memory: B of all stages, then their weights, [stage][pair][tile]. */
@@ -152,9 +161,12 @@ DI uint32_t walk(const call &c, source<DOWN> from, const copied_rows<N> &rows, u
                 staged_half_pair(weights + buffer * layout::STAGE + tile * NUMOE_PAIR_BYTES);
 
             scales |= pair.scale_a | pair.scale_b;
+            uint32_t of[2][2];
+            factors(pair.scale_a, shift, of[0]);
+            factors(pair.scale_b, shift, of[1]);
             wgmma_wait<1>(); /* the products that read this buffer of a are done */
-            operand<false>(pair.a.x, pair.a.y, pair.scale_a >> shift, 0, c.power, a[tile][0]);
-            operand<false>(pair.b.x, pair.b.y, pair.scale_b >> shift, 0, c.power, a[tile][1]);
+            operand<false>(pair.a.x, pair.a.y, of[0], nullptr, a[tile][0]);
+            operand<false>(pair.b.x, pair.b.y, of[1], nullptr, a[tile][1]);
             const uint64_t b = wgmma_descriptor(at + buffer * layout::B) + 4 * tile;
             wgmma_fence();
 #pragma unroll
@@ -191,8 +203,8 @@ DI void walk_any(const call &c, source<DOWN> from, const __nv_bfloat16 *base, ui
                 base + rows.row[8 * n + (lane >> 2)] * stride + 32 * k + 2 * (lane & 3);
             const uint4 b = make_uint4(load_word(at), load_word(at + 8), load_word(at + 16),
                                        load_word(at + 24));
-            multiply_any<1>(p.a.x, p.a.y, p.scale_a >> shift, 0, c.power, &b, &acc[0][n]);
-            multiply_any<1>(p.b.x, p.b.y, p.scale_b >> shift, 0, c.power, &b, &acc[1][n]);
+            multiply_any<1>(p.a.x, p.a.y, p.scale_a >> shift, 0, &b, &acc[0][n]);
+            multiply_any<1>(p.b.x, p.b.y, p.scale_b >> shift, 0, &b, &acc[1][n]);
         }
     }
 }

@@ -1,5 +1,5 @@
 /*
- * What surrounds the products of the expert FFN: sorting entries by expert, laying out x, and the
+ * What surrounds the products of the expert FFN: laying out x, sorting entries by expert, and the
  * sum over a token's slots.
  *
  * SPDX-License-Identifier: Apache-2.0
@@ -10,7 +10,84 @@
 namespace
 {
 
-enum { SCAN_THREADS = 1024, THREADS = 256, ONE_BLOCK_PAIRS = 1024 };
+enum { SCAN_THREADS = 1024, THREADS = 256, ONE_BLOCK_PAIRS = 1024, FEW_TOKENS = 16 };
+
+/* ---- x ----------------------------------------------------------------------------------------
+ */
+
+/* x to bf16 rows of 32 hidden_tiles, zeros behind hidden; each 32 k in the order that wgmma wants,
+ * if it is for that. */
+DI void pad_x(const padding &p, uint64_t first, uint64_t step)
+{
+    for (uint64_t i = first; i < p.cells; i += step) {
+        const uint64_t row = i / p.width;
+        const uint32_t at = i % p.width;
+        const uint32_t k = p.for_wgmma ? at / 32 * 32 + numoe_wgmma_row(at % 32) : at;
+        float v = 0;
+        if (k < p.hidden)
+            v = p.is_f32
+                    ? static_cast<const float *>(p.x)[row * p.stride + k]
+                    : __bfloat162float(
+                          static_cast<const __nv_bfloat16 *>(p.x)[row * p.stride + k]);
+        p.out[i] = __float2bfloat16(__bfloat162float(__float2bfloat16(v)) * p.raise);
+    }
+}
+
+/* The same for bf16 rows that are whole tiles and 16-byte aligned. In the order of wgmma octet t
+ * gives word t of each 16 bytes. A thread: a tile. */
+DI void arrange_x(const padding &p, uint64_t first, uint64_t step)
+{
+    for (uint64_t i = first; i < p.cells / 32; i += step) {
+        const uint64_t row = i / (p.width / 32);
+        const uint32_t tile = i % (p.width / 32);
+        const uint4 *from = reinterpret_cast<const uint4 *>(
+            static_cast<const __nv_bfloat16 *>(p.x) + row * p.stride + 32 * tile);
+        const uint4 a = from[0], b = from[1], c = from[2], d = from[3];
+        uint4 *to = reinterpret_cast<uint4 *>(p.out + row * p.width + 32 * tile);
+        to[0] = make_uint4(a.x, b.x, c.x, d.x);
+        to[1] = make_uint4(a.y, b.y, c.y, d.y);
+        to[2] = make_uint4(a.z, b.z, c.z, d.z);
+        to[3] = make_uint4(a.w, b.w, c.w, d.w);
+    }
+}
+
+/* ... and in its own, multiplied. A thread: eight k. */
+DI void raise_x(const padding &p, uint64_t first, uint64_t step)
+{
+    const __nv_bfloat162 by = __float2bfloat162_rn(p.raise);
+    for (uint64_t i = first; i < p.cells / 8; i += step) {
+        const uint64_t row = i / (p.width / 8);
+        const uint32_t at = i % (p.width / 8);
+        uint4 v = reinterpret_cast<const uint4 *>(static_cast<const __nv_bfloat16 *>(p.x) +
+                                                  row * p.stride)[at];
+        __nv_bfloat162 *const pairs = reinterpret_cast<__nv_bfloat162 *>(&v);
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            pairs[j] = __hmul2(pairs[j], by);
+        reinterpret_cast<uint4 *>(p.out)[i] = v;
+    }
+}
+
+DI void lay_out_x(const padding &p, uint64_t first, uint64_t step)
+{
+    const bool whole = !p.is_f32 && p.hidden == p.width && p.stride % 8 == 0 &&
+                       reinterpret_cast<uintptr_t>(p.x) % 16 == 0;
+
+    if (whole && p.for_wgmma && p.raise == 1.0f)
+        arrange_x(p, first, step);
+    else if (whole && !p.for_wgmma)
+        raise_x(p, first, step);
+    else
+        pad_x(p, first, step);
+}
+
+__global__ void __launch_bounds__(THREADS) pad(padding p)
+{
+    wait_for_previous();
+    let_next_start();
+    lay_out_x(p, blockIdx.x * static_cast<uint64_t>(THREADS) + threadIdx.x,
+              static_cast<uint64_t>(gridDim.x) * THREADS);
+}
 
 /* ---- routing ----------------------------------------------------------------------------------
  *
@@ -67,6 +144,8 @@ DI void scan_experts(const call &c)
             const int from = static_cast<int>(static_cast<long long>(count) * i / chunks);
             const int to = static_cast<int>(static_cast<long long>(count) * (i + 1) / chunks);
             c.chunks[at + i] = {static_cast<int>(e), first + from, to - from, 0};
+            if (c.chunk_tokens <= FEW_TOKENS)
+                c.h_slices[at + i] = 0;
         }
         __syncthreads();
         if (thread == SCAN_THREADS - 1) {
@@ -77,7 +156,7 @@ DI void scan_experts(const call &c)
     }
     if (thread == 0) {
         *c.chunk_count = chunk_base;
-        c.next_item[0] = c.next_item[1] = 0;
+        *c.next_item = 0;
     }
 }
 
@@ -88,17 +167,43 @@ DI void sort_entries(const call &c, uint32_t first, uint32_t step)
         if (e >= 0)
             c.sorted[atomicAdd(&c.counters[e], 1)] = static_cast<int>(p);
     }
-    for (uint32_t t = first; c.fused && t < c.tokens; t += step) {
-        int valid = 0;
-        for (uint32_t j = 0; j < c.top_k; j++)
-            valid += pair_expert(c, t * c.top_k + j) >= 0;
-        c.valid[t] = valid;
-    }
 }
 
+/* What the few-token form needs when it sums a token's parts itself. */
+DI void count_valid(const call &c, uint32_t first, uint32_t step)
+{
+    const uint32_t units = (c.hidden_tiles + 1) / 2;
+
+    for (uint32_t t = first; !c.local && t < c.tokens; t += step) {
+        uint32_t valid = 0;
+#pragma unroll 1
+        for (uint32_t j = 0; j < c.top_k; j++)
+            valid |= static_cast<uint32_t>(pair_expert(c, t * c.top_k + j) >= 0) << j;
+        c.valid[t] = valid;
+    }
+    for (uint32_t i = first; i < c.tokens * units; i += step)
+        c.arrived[i] = 0;
+}
+
+/* The first block; the others lay out x. */
 __global__ void __launch_bounds__(SCAN_THREADS) route_few(call c)
 {
+    wait_for_previous();
     let_next_start();
+    if (blockIdx.x) {
+        lay_out_x(c.pad, (blockIdx.x - 1) * uint64_t{SCAN_THREADS} + threadIdx.x,
+                  (gridDim.x - 1) * uint64_t{SCAN_THREADS});
+        return;
+    }
+    if (c.fused)
+        count_valid(c, threadIdx.x, SCAN_THREADS);
+    if (c.local) {
+        if (threadIdx.x < c.chunk_bound)
+            c.h_slices[threadIdx.x] = 0;
+        if (threadIdx.x == 0)
+            *c.next_item = 0;
+        return;
+    }
     zero_counters(c, threadIdx.x, SCAN_THREADS);
     __syncthreads();
     count_entries(c, threadIdx.x, SCAN_THREADS);
@@ -110,6 +215,7 @@ __global__ void __launch_bounds__(SCAN_THREADS) route_few(call c)
 
 __global__ void __launch_bounds__(THREADS) route_zero(call c)
 {
+    wait_for_previous();
     let_next_start();
     zero_counters(c, blockIdx.x * THREADS + threadIdx.x, gridDim.x * THREADS);
 }
@@ -133,53 +239,6 @@ __global__ void __launch_bounds__(THREADS) route_sort(call c)
     wait_for_previous();
     let_next_start();
     sort_entries(c, blockIdx.x * THREADS + threadIdx.x, gridDim.x * THREADS);
-}
-
-/* ---- x ----------------------------------------------------------------------------------------
- */
-
-struct padding {
-    const void *x;
-    bool is_f32, for_wgmma;
-    uint64_t stride, cells;
-    uint32_t hidden, width;
-    __nv_bfloat16 *out;
-};
-
-/* x to bf16 rows of 32 hidden_tiles, zeros behind hidden; each 32 k in the order that wgmma wants,
- * if it is for that. */
-__global__ void pad_x(padding p)
-{
-    for (uint64_t i = blockIdx.x * static_cast<uint64_t>(blockDim.x) + threadIdx.x; i < p.cells;
-         i += static_cast<uint64_t>(gridDim.x) * blockDim.x) {
-        const uint64_t row = i / p.width;
-        const uint32_t at = i % p.width;
-        const uint32_t k = p.for_wgmma ? at / 32 * 32 + numoe_wgmma_row(at % 32) : at;
-        __nv_bfloat16 v = __float2bfloat16(0.0f);
-        if (k < p.hidden)
-            v = p.is_f32 ? __float2bfloat16(static_cast<const float *>(p.x)[row * p.stride + k])
-                         : static_cast<const __nv_bfloat16 *>(p.x)[row * p.stride + k];
-        p.out[i] = v;
-    }
-}
-
-/* The same for bf16 rows that are whole tiles and 16-byte aligned, in the order of wgmma: octet t
- * gives word t of each 16 bytes. A thread: a tile. */
-__global__ void arrange_x(padding p)
-{
-    for (uint64_t i = blockIdx.x * static_cast<uint64_t>(blockDim.x) + threadIdx.x;
-         i < p.cells / 32; i += static_cast<uint64_t>(gridDim.x) * blockDim.x) {
-        const uint64_t row = i / (p.width / 32);
-        const uint32_t tile = i % (p.width / 32);
-        const uint4 *from = reinterpret_cast<const uint4 *>(
-            static_cast<const __nv_bfloat16 *>(p.x) + row * p.stride + 32 * tile);
-        const uint4 a = from[0], b = from[1], c = from[2], d = from[3];
-        uint4 *to = reinterpret_cast<uint4 *>(p.out + row * p.width + 32 * tile);
-        to[0] = make_uint4(a.x, b.x, c.x, d.x);
-        to[1] = make_uint4(a.y, b.y, c.y, d.y);
-        to[2] = make_uint4(a.z, b.z, c.z, d.z);
-        to[3] = make_uint4(a.w, b.w, c.w, d.w);
-    }
 }
 
 /* ---- the sum ----------------------------------------------------------------------------------
@@ -228,11 +287,18 @@ unsigned blocks_of(uint64_t items)
 cudaError_t launch_route(const call &c, const launching &how)
 {
     const uint32_t pairs = c.tokens * c.top_k;
-    cudaError_t e;
+    cudaError_t e = cudaSuccess;
 
-    if (pairs <= ONE_BLOCK_PAIRS)
-        return launch(route_few, 1, SCAN_THREADS, 0, false, c, how.stream);
-    e = launch(route_zero, blocks_of(c.experts), THREADS, 0, false, c, how.stream);
+    if (pairs <= ONE_BLOCK_PAIRS) {
+        const uint64_t most = 2 * static_cast<uint64_t>(how.multiprocessors);
+        const uint64_t fill = (c.pad.cells / 8 + SCAN_THREADS - 1) / SCAN_THREADS;
+        return launch(route_few, c.pad.out ? 1 + (fill < most ? fill : most) : 1, SCAN_THREADS, 0,
+                      how.overlap, c, how.stream);
+    }
+    if (c.pad.out)
+        e = launch(pad, blocks_of(c.pad.cells / 8), THREADS, 0, how.overlap, c.pad, how.stream);
+    if (!e)
+        e = launch(route_zero, blocks_of(c.experts), THREADS, 0, how.overlap, c, how.stream);
     if (!e)
         e = launch(route_count, blocks_of(pairs), THREADS, 0, how.overlap, c, how.stream);
     if (!e)
@@ -240,22 +306,6 @@ cudaError_t launch_route(const call &c, const launching &how)
     if (!e)
         e = launch(route_sort, blocks_of(pairs), THREADS, 0, how.overlap, c, how.stream);
     return e;
-}
-
-cudaError_t launch_pad(const call &c, const void *x, bool is_f32, uint64_t stride,
-                       __nv_bfloat16 *out, const launching &how)
-{
-    const uint32_t width = 32 * c.hidden_tiles;
-    const padding p = {
-        x,        is_f32, c.for_wgmma, stride, static_cast<uint64_t>(c.tokens) * width,
-        c.hidden, width,  out};
-
-    if (c.for_wgmma && !is_f32 && c.hidden == width && stride % 8 == 0 &&
-        reinterpret_cast<uintptr_t>(x) % 16 == 0)
-        arrange_x<<<blocks_of(p.cells / 32), THREADS, 0, how.stream>>>(p);
-    else
-        pad_x<<<blocks_of(p.cells / 4), THREADS, 0, how.stream>>>(p);
-    return cudaGetLastError();
 }
 
 cudaError_t launch_combine(const call &c, const launching &how)

@@ -15,7 +15,7 @@
  *
  * The scale byte e of a row's group of 32 is applied in one of two ways. On sums (few tokens): the
  * two products of a group go to an accumulator of their own, which is multiplied by 2^(e - 127 +
- * 62); B is multiplied by 2^64 first, so that nothing is lost below fp32's range. On operands (many
+ * 62); B is kept times 2^64 for that, so that nothing is lost below fp32's range. On operands (many
  * tokens): a bf16 product with 2^(e - 1). Both hold for bytes up to 128. Larger ones are only noted
  * on the way, so that no branch divides the loop; whoever met one computes his rows again, slowly.
  *
@@ -43,13 +43,15 @@ DI uint32_t lane_scales(int lane)
     return 1024 + 4 * (lane >> 2);
 }
 
-/* A code word to four bf16x2 of e2m1 * 2^-126. */
-DI void decode_word(uint32_t q, const powers &by, uint32_t *pair)
+/* A code word to four bf16x2 of e2m1 * 2^-126. One product moves a code's two parts, which then
+ * lie between those of no other: the pipe of shifts and logic, which is what decoding is short of,
+ * has 9 operations a word and the other 3. */
+DI void decode_word(uint32_t q, uint32_t *pair)
 {
     const uint32_t high = q >> 6;
-    pair[0] = ((q * by.p6) & 0x01C001C0u) | ((q * by.p12) & 0x80008000u);
-    pair[1] = ((q * by.p2) & 0x01C001C0u) | ((q * by.p8) & 0x80008000u);
-    pair[2] = ((high * by.p4) & 0x01C001C0u) | ((q * by.p4) & 0x80008000u);
+    pair[0] = (q & 0x000F000Fu) * (1u << 6 | 1u << 12) & 0x81C081C0u;
+    pair[1] = (q & 0x00F000F0u) * (1u << 2 | 1u << 8) & 0x81C081C0u;
+    pair[2] = (high & 0x003C003Cu) * (1u << 4 | 1u << 10) & 0x81C081C0u;
     pair[3] = (high & 0x01C001C0u) | (q & 0x80008000u);
 }
 
@@ -72,37 +74,31 @@ DI pair_tile load_pair(const uint8_t *pair, int lane)
 /* ---- scales on sums ---------------------------------------------------------------------------
  */
 
-/* 2^(e - 65) of the four rows, for bytes below 128. */
-DI void sum_factors(uint32_t scales, const powers &by, float *f)
+/* 2^(e - 65) for a byte below 128. A product and a sum in one, where shifts have a pipe that is
+ * busier; two_23 is a number that the compiler does not know. */
+DI float sum_factor(uint32_t e, uint32_t two_23)
 {
-    const uint32_t e = scales + 0x3E3E3E3Eu;
-    f[0] = __uint_as_float((e * by.p23) & 0x7F800000u);
-    f[1] = __uint_as_float((e * by.p15) & 0x7F800000u);
-    f[2] = __uint_as_float((e * by.p7) & 0x7F800000u);
-    f[3] = __uint_as_float((e >> 1) & 0x7F800000u);
+    return __uint_as_float(e * two_23 + (62u << 23));
 }
 
-/* B times 2^64. */
-DI uint4 raise_b(const uint4 &b)
+/* B, which is kept times 2^64 for this, as it was. */
+DI uint4 lower_b(const uint4 &b)
 {
-    const uint32_t by = 0x5F805F80u;
+    const uint32_t by = 0x1F801F80u;
     return make_uint4(multiply_bf16x2(b.x, by), multiply_bf16x2(b.y, by), multiply_bf16x2(b.z, by),
                       multiply_bf16x2(b.w, by));
 }
 
-/* acc[m][n] += tile . B, B raised */
+/* acc[m][n] += tile . B, B raised; f: of rows g + 8 j */
 template <int N>
-DI void tile_sums(const uint4 &codes, uint32_t scales, const powers &by, const uint4 *b,
-                  float (*acc)[N][4])
+DI void tile_sums(const uint4 &codes, const float *f, const uint4 *b, float (*acc)[N][4])
 {
     const uint32_t word[4] = {codes.x, codes.y, codes.z, codes.w};
     uint32_t p[4][4];
-    float f[4];
 
 #pragma unroll
     for (int j = 0; j < 4; j++)
-        decode_word(word[j], by, p[j]);
-    sum_factors(scales, by, f);
+        decode_word(word[j], p[j]);
 #pragma unroll
     for (int n = 0; n < N; n++) {
         float s[2][4] = {};
@@ -125,48 +121,46 @@ DI void tile_sums(const uint4 &codes, uint32_t scales, const powers &by, const u
 /* ---- scales on operands -----------------------------------------------------------------------
  */
 
-/* Byte j of `bytes` as the exponent of both halves of a bf16x2. */
-DI uint32_t exponent_bf16x2(uint32_t bytes, int j)
+/* 2^(e - 1) in both halves, for a byte of up to 128. */
+DI uint32_t operand_factor(uint32_t e)
 {
-    return __byte_perm(bytes, 0, 0x0404 + j * 0x1010) >> 1;
+    return e * 0x00800080u + 0x3F003F00u;
 }
 
-/* The A registers a[step][4] of an m tile: words of rows g and g + 8, scale bytes `first` and first
- * + 1 of scales. LARGE: for any byte, 2^(128 - 1) first, then 2^(e - 128). */
+/* The A registers a[step][4] of an m tile: words of rows g and g + 8, their factors, and further
+ * ones where these do not reach. */
 template <bool LARGE>
-DI void operand(uint32_t word0, uint32_t word1, uint32_t scales, int first, const powers &by,
+DI void operand(uint32_t word0, uint32_t word1, const uint32_t *factor, const uint32_t *rest,
                 uint32_t (*a)[4])
 {
-    const uint32_t low = LARGE ? __vminu4(scales, 0x80808080u) : scales;
-
 #pragma unroll
     for (int j = 0; j < 2; j++) {
         uint32_t p[4];
-        decode_word(j ? word1 : word0, by, p);
-        const uint32_t s = exponent_bf16x2(low + 0x7E7E7E7Eu, first + j);
+        decode_word(j ? word1 : word0, p);
 #pragma unroll
-        for (int i = 0; i < 4; i++)
-            p[i] = multiply_bf16x2(p[i], s);
-        if (LARGE) {
-            const uint32_t rest = exponent_bf16x2(scales - low + 0x7F7F7F7Fu, first + j);
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                p[i] = multiply_bf16x2(p[i], rest);
-        }
-#pragma unroll
-        for (int i = 0; i < 4; i++)
+        for (int i = 0; i < 4; i++) {
+            p[i] = multiply_bf16x2(p[i], factor[j]);
+            if (LARGE)
+                p[i] = multiply_bf16x2(p[i], rest[j]);
             a[i >> 1][2 * (i & 1) + j] = p[i];
+        }
     }
 }
 
-/* acc[n] += an m tile . B, for any scale bytes */
+/* acc[n] += an m tile . B, for any scale bytes `first` and first + 1 of scales */
 template <int N>
-DI void multiply_any(uint32_t word0, uint32_t word1, uint32_t scales, int first, const powers &by,
-                     const uint4 *b, float (*acc)[4])
+DI void multiply_any(uint32_t word0, uint32_t word1, uint32_t scales, int first, const uint4 *b,
+                     float (*acc)[4])
 {
-    uint32_t a[2][4];
+    uint32_t a[2][4], factor[2], rest[2];
 
-    operand<true>(word0, word1, scales, first, by, a);
+#pragma unroll
+    for (int j = 0; j < 2; j++) {
+        const uint32_t e = scales >> 8 * (first + j) & 255, low = e < 128 ? e : 128;
+        factor[j] = operand_factor(low);
+        rest[j] = operand_factor(e - low + 1);
+    }
+    operand<true>(word0, word1, factor, rest, a);
 #pragma unroll
     for (int n = 0; n < N; n++) {
         mma_16816(acc[n], a[0][0], a[0][1], a[0][2], a[0][3], b[n].x, b[n].y);
@@ -176,13 +170,12 @@ DI void multiply_any(uint32_t word0, uint32_t word1, uint32_t scales, int first,
 
 /* acc += a pair tile . B, likewise */
 template <int N>
-DI void multiply_pair_any(const pair_tile &tile, const powers &by, const uint4 *b,
-                          float (*acc)[2][N][4])
+DI void multiply_pair_any(const pair_tile &tile, const uint4 *b, float (*acc)[2][N][4])
 {
-    multiply_any<N>(tile.a.x, tile.a.y, tile.scale_a, 0, by, b, acc[0][0]);
-    multiply_any<N>(tile.a.z, tile.a.w, tile.scale_a, 2, by, b, acc[0][1]);
-    multiply_any<N>(tile.b.x, tile.b.y, tile.scale_b, 0, by, b, acc[1][0]);
-    multiply_any<N>(tile.b.z, tile.b.w, tile.scale_b, 2, by, b, acc[1][1]);
+    multiply_any<N>(tile.a.x, tile.a.y, tile.scale_a, 0, b, acc[0][0]);
+    multiply_any<N>(tile.a.z, tile.a.w, tile.scale_a, 2, b, acc[0][1]);
+    multiply_any<N>(tile.b.x, tile.b.y, tile.scale_b, 0, b, acc[1][0]);
+    multiply_any<N>(tile.b.z, tile.b.w, tile.scale_b, 2, b, acc[1][1]);
 }
 
 #endif

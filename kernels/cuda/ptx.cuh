@@ -73,48 +73,64 @@ DI uint32_t load_shared_word(uint32_t shared)
     return v;
 }
 
-#if __CUDA_ARCH__ >= 900
-/* True in one lane of the warp, and known to the compiler to be. */
-DI bool elect_one()
+DI uint32_t load_shared_byte(uint32_t shared)
 {
-    uint32_t one;
-    asm volatile("{\n.reg .pred p;\nelect.sync _|p,0xFFFFFFFF;\nselp.u32 %0,1,0,p;\n}" : "=r"(one));
-    return one;
+    uint32_t v;
+    asm volatile("ld.shared.u8 %0,[%1];" : "=r"(v) : "r"(shared) : "memory");
+    return v;
 }
 
-/* A barrier for asynchronous copies: complete when as many bytes have come as were announced. */
-DI void barrier_init(uint32_t barrier)
+/* A barrier in shared memory: a phase ends when it has been arrived at `count` times. */
+DI void barrier_init(uint32_t barrier, uint32_t count)
 {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0],1;" ::"r"(barrier) : "memory");
+    asm volatile("mbarrier.init.shared.b64 [%0],%1;" ::"r"(barrier), "r"(count) : "memory");
 }
 
-DI void barrier_expect(uint32_t barrier, uint32_t bytes)
+DI void barrier_arrive(uint32_t barrier)
 {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _,[%0],%1;" ::"r"(barrier), "r"(bytes)
+    asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared.b64 state,[%0];\n}" ::"r"(barrier)
                  : "memory");
+}
+
+/* Arrives when all of the thread's asynchronous copies so far have. */
+DI void barrier_arrive_copied(uint32_t barrier)
+{
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
 /* Wait for the end of the phase of this parity. */
 DI void barrier_wait(uint32_t barrier, uint32_t parity)
 {
+#if __CUDA_ARCH__ >= 900
     asm volatile("{\n.reg .pred done;\n"
                  "again_%=:\n"
-                 "mbarrier.try_wait.parity.shared::cta.b64 done,[%0],%1;\n"
+                 "mbarrier.try_wait.parity.shared.b64 done,[%0],%1;\n"
                  "@!done bra again_%=;\n}" ::"r"(barrier),
                  "r"(parity)
                  : "memory");
+#else
+    asm volatile("{\n.reg .pred done;\n"
+                 "again_%=:\n"
+                 "mbarrier.test_wait.parity.shared.b64 done,[%0],%1;\n"
+                 "@!done bra again_%=;\n}" ::"r"(barrier),
+                 "r"(parity)
+                 : "memory");
+#endif
 }
 
-/* One thread's call copies bytes (16-byte units) and tells the barrier. */
-DI void copy_bulk(uint32_t shared, const void *global, uint32_t bytes, uint32_t barrier)
+/* A word that another block stores last, after what it announces. */
+DI uint32_t load_acquire(const uint32_t *p)
 {
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0],[%1],%2,[%3];" ::
-            "r"(shared),
-        "l"(global), "r"(bytes), "r"(barrier)
-        : "memory");
+    uint32_t v;
+    asm volatile("ld.acquire.gpu.global.u32 %0,[%1];" : "=r"(v) : "l"(p) : "memory");
+    return v;
 }
-#endif
+
+/* Add to a word that others load with load_acquire, after all that the thread has seen. */
+DI void add_release(uint32_t *p, uint32_t v)
+{
+    asm volatile("red.release.gpu.global.add.u32 [%0],%1;" ::"l"(p), "r"(v) : "memory");
+}
 
 /* What the kernel before wrote may be read after this, when it was launched to overlap. */
 DI void wait_for_previous()

@@ -26,12 +26,13 @@ NUMOE_BOTH_SIDES unsigned numoe_stage_place(unsigned row, unsigned tile, unsigne
 
 /**
  * Byte offset of the 16 bytes of octet t of rows g, g + 8, g + 16 and g + 24 in a tile of codes in
- * shared memory: eight lanes that load (two g) have 128 bytes in a row, and the 32 bytes of a
- * sector of global memory stay together, without which an asynchronous copy would fetch it twice.
+ * shared memory: neither eight lanes that load (two g, four t) nor eight that store (eight g of one
+ * t) meet in a bank, and the 32 bytes of a sector of global memory stay together, without which an
+ * asynchronous copy would fetch it twice.
  */
 NUMOE_BOTH_SIDES unsigned numoe_code_place(unsigned g, unsigned t)
 {
-    return 128 * (g >> 1) + 32 * t + 16 * (g & 1);
+    return 128 * t + 32 * (g >> 1 ^ t) + 16 * (g & 1);
 }
 
 /**

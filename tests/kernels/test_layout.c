@@ -77,13 +77,16 @@ Test(layout, stores_and_loads_of_b_collide_in_no_bank)
             }
 }
 
-Test(layout, loads_of_codes_collide_in_no_bank_and_sectors_stay_whole)
+Test(layout, stores_and_loads_of_codes_collide_in_no_bank_and_sectors_stay_whole)
 {
     unsigned at[8], seen[32] = {0};
 
     for (unsigned first = 0; first < 32; first += 8) { /* lane (g, t) = (lane / 4, lane % 4) */
         for (unsigned i = 0; i < 8; i++)
             at[i] = numoe_code_place((first + i) / 4, (first + i) % 4);
+        check_banks(at);
+        for (unsigned i = 0; i < 8; i++) /* cp.async: lane (g, t) = (lane % 8, lane / 8) */
+            at[i] = numoe_code_place((first + i) % 8, (first + i) / 8);
         check_banks(at);
     }
     for (unsigned t = 0; t < 4; t++)

@@ -1,0 +1,99 @@
+/*
+ * few_shared.cuh - the few-token form: what a block has in shared memory.
+ *
+ * A block is one warp that copies (few_copier.cuh) and CONSUMERS that compute (moe_few.cu). Between
+ * them is a ring of stages, each STEP_TILES pair tiles and the B of their k, and one of items.
+ *
+ *   full[s]   the copier's 32 lanes have each had their copies arrive, and lane 0 has said so
+ *   empty[s]  every consumer warp has taken its part of stage s into registers
+ *
+ * Both are waited for by parity: the copier begins with 1 (the stages are empty), consumers with 0.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#ifndef NUMOE_FEW_SHARED_CUH
+#define NUMOE_FEW_SHARED_CUH
+
+#include "moe_tile.cuh"
+#include "stage_place.h"
+
+enum {
+    CONSUMERS = 4,
+    CONSUMING = 32 * CONSUMERS,
+    FEW_THREADS = CONSUMING + 32,
+    STEP_TILES = 2 * CONSUMERS,
+    FEW_STAGES = 4,
+    /* An item's place is used again when the copier is FEW_STAGES + 1 items on: it then has had a
+     * stage back that the item after it used. */
+    FEW_ITEMS = FEW_STAGES + 1,
+    B_BYTES = 64 * STEP_TILES, /* of a token in a stage */
+    /* Entries that a block sorts by itself, chunks being of 8. */
+    LOCAL_PAIRS = 32,
+    /* Tokens whose parts the form sums itself; with more the fences cost more than a kernel. */
+    FUSED_TOKENS = 4
+};
+
+/* What x and h are kept times, as moe_tile.cuh wants them. */
+#define RAISED 0x1p64f
+
+template <int N>
+struct stage {
+    uint8_t codes[STEP_TILES][1024]; /* a tile at numoe_code_place() */
+    uint8_t scales[STEP_TILES][64];
+    uint8_t b[8 * N][B_BYTES]; /* a token's 16 bytes at b_place() */
+};
+
+/* Byte offset of piece p of a token's row of B: neither eight lanes that store (one row) nor eight
+ * that load (two rows) meet in a bank. */
+DI uint32_t b_place(uint32_t token, uint32_t p)
+{
+    return B_BYTES * token + 16 * (p ^ 4 * (token & 1));
+}
+
+/* What consumers are told of an item; count == 0: there is none. */
+template <int N>
+struct item {
+    int expert, count;
+    uint32_t unit, chunk;
+    uint32_t slice_at; /* gate_up: of the slice */
+    bool down;
+    int pair[8 * N];
+    float routing[8 * N];
+};
+
+template <int N>
+struct few_shared {
+    stage<N> stages[FEW_STAGES];
+    float4 sums[CONSUMERS / 2 * 4 * N * 32]; /* [warp / 2][tile A, B][m][n][lane] */
+    item<N> items[FEW_ITEMS];
+    chunk chunks[N == 1 ? LOCAL_PAIRS : 1];
+    int sorted[N == 1 ? LOCAL_PAIRS : 1];
+    uint32_t valid[FUSED_TOKENS]; /* bit j: slot j of the token is not skipped */
+    bool complete[8 * N];
+    uint64_t full[FEW_STAGES], empty[FEW_STAGES];
+};
+
+/* Where in a ring of stages: the next, and the parity of its barrier. */
+struct ring_place {
+    uint32_t stage, parity;
+
+    DI void next()
+    {
+        if (++stage == FEW_STAGES) {
+            stage = 0;
+            parity ^= 1;
+        }
+    }
+};
+
+DI uint32_t few_units(const call &c)
+{
+    return (c.hidden_tiles + 1) / 2;
+}
+
+DI uint32_t few_steps(const call &c, bool down)
+{
+    return ((down ? c.slices : c.hidden_tiles) + STEP_TILES - 1) / STEP_TILES;
+}
+
+#endif
