@@ -207,6 +207,7 @@ void gpu_model_ffn(const struct numoe_gpu_model *m, const struct gpu_part *part,
 
     ffn->shape = source->shape;
     ffn->activation = source->activation;
+    ffn->arithmetic = source->arithmetic;
     ffn->slices = source->slices;
     ffn->experts = (uint32_t)source->experts;
     ffn->weights = part ? part->weights : NULL;

@@ -88,6 +88,8 @@ struct numoe_gpu_source {
     void *user;
     struct numoe_slice_shape shape;
     struct numoe_activation activation;
+    /** NUMOE_MXFP8_UP, NUMOE_MXFP8_OCP: x and h are rounded so; any other: bf16, as exact. */
+    enum numoe_arithmetic arithmetic;
     uint64_t layers, experts;
     uint32_t slices; /**< of an expert */
     bool down_bias;

@@ -216,7 +216,11 @@ static const uint32_t default_tokens[] = {1, 16, 64, 1024, 8192};
 
 enum { DEFAULT_TOKEN_COUNT = sizeof default_tokens / sizeof default_tokens[0] };
 
-#define GPU_LIMIT 5e-3 /* relative L2 to float64 */
+/* The relative L2 distance to float64 that results must stay within. */
+static double limit_of(enum numoe_arithmetic arithmetic)
+{
+    return arithmetic == NUMOE_MXFP8_UP ? 6e-2 : arithmetic == NUMOE_MXFP8_OCP ? 1e-1 : 5e-3;
+}
 
 enum { SAMPLES = 4 }; /* tokens that are compared */
 
@@ -480,7 +484,7 @@ static double longest(const struct cell *cell)
 
 static void print_cell(const struct bench_gpu *g, const struct cell *cell)
 {
-    const char *wrong = cell->rel_l2 <= GPU_LIMIT ? "" : "  WRONG";
+    const char *wrong = cell->rel_l2 <= limit_of(g->desc.arithmetic) ? "" : "  WRONG";
 
     if (g->values->stream)
         printf("%6" PRIu64 " %9.2f %9.2f %11.2f %10.3f %7.1f %8.3f  %8.2e%s\n", cell->tokens,
@@ -497,9 +501,10 @@ static void print_cell(const struct bench_gpu *g, const struct cell *cell)
 static json_t *cell_json(const struct bench_gpu *g, const struct cell *cell)
 {
     json_t *object =
-        json_pack("{s:s, s:I, s:I, s:I, s:o, s:o, s:o, s:o, s:o}", "arithmetic", "exact", "tokens",
-                  (json_int_t)cell->tokens, "repetitions", (json_int_t)cell->repetitions,
-                  "routings", (json_int_t)cell->routings, "ms", cli_json_number(cell->ms), "bytes",
+        json_pack("{s:s, s:I, s:I, s:I, s:o, s:o, s:o, s:o, s:o}", "arithmetic",
+                  cli_arithmetic_name(g->desc.arithmetic), "tokens", (json_int_t)cell->tokens,
+                  "repetitions", (json_int_t)cell->repetitions, "routings",
+                  (json_int_t)cell->routings, "ms", cli_json_number(cell->ms), "bytes",
                   json_integer((json_int_t)llround(cell->bytes)), "gbs", cli_json_number(cell->gbs),
                   "gops", cli_json_number(cell->gops), "rel_l2", cli_json_number(cell->rel_l2));
 
@@ -574,7 +579,7 @@ static int measure(struct bench_gpu *g, const char *name)
         if (code)
             break;
         g->cell_count++;
-        wrong = wrong || !(g->cells[i].rel_l2 <= GPU_LIMIT);
+        wrong = wrong || !(g->cells[i].rel_l2 <= limit_of(g->desc.arithmetic));
         if (!values->json)
             print_cell(g, &g->cells[i]);
     }
@@ -582,7 +587,8 @@ static int measure(struct bench_gpu *g, const char *name)
         return code;
     code = values->json ? cli_print_json(json_of(g, name)) : cli_flush(CLI_OK);
     if (!code && wrong) {
-        cli_error("bench", "results differ from the reference by more than %.0e", GPU_LIMIT);
+        cli_error("bench", "results differ from the reference by more than %.0e",
+                  limit_of(g->desc.arithmetic));
         code = CLI_CHECK_FAILED;
     }
     return code;
@@ -602,8 +608,10 @@ int cli_bench_gpu(const struct cli_values *values)
         cli_error("bench", "--resident and --stream exclude each other");
         return CLI_USAGE;
     }
-    if (values->arithmetic_count && values->arithmetics[0] != NUMOE_EXACT) {
-        cli_error("bench", "a GPU computes exact arithmetic only");
+    const enum numoe_arithmetic arithmetic =
+        values->arithmetic_count ? values->arithmetics[0] : NUMOE_EXACT;
+    if (values->arithmetic_count > 1 || arithmetic == NUMOE_FAST || arithmetic == NUMOE_FINE) {
+        cli_error("bench", "a GPU computes one of exact, mxfp8 and mxfp8-ocp");
         return CLI_USAGE;
     }
     if (!sized.layers)
@@ -611,7 +619,7 @@ int cli_bench_gpu(const struct cli_values *values)
     code = cli_model_by_name("bench", &sized, name, &g.desc);
     if (code)
         return code;
-    g.desc.arithmetic = NUMOE_EXACT;
+    g.desc.arithmetic = arithmetic;
     code = cli_open("bench", values, values->isa_count ? values->isas[0] : NULL, &context);
     if (code)
         return code;

@@ -145,6 +145,7 @@ int numoe_gpu_attach(struct numoe_model *model, struct numoe_error *error)
         .user = model,
         .shape = model->shape,
         .activation = model->desc.activation,
+        .arithmetic = model->desc.arithmetic,
         .layers = model->desc.layers,
         .experts = model->desc.experts,
         .slices = (uint32_t)numoe_plan_held(model->plan).slices,

@@ -70,6 +70,7 @@ struct few_shared {
     int sorted[N == 1 ? LOCAL_PAIRS : 1];
     uint32_t valid[FUSED_TOKENS]; /* bit j: slot j of the token is not skipped */
     bool complete[8 * N];
+    uint32_t most[CONSUMERS][8 * N]; /* of a token: bits of the largest of a warp's rows of h */
     uint64_t full[FEW_STAGES], empty[FEW_STAGES];
 };
 

@@ -24,6 +24,7 @@ struct padding {
     uint64_t cells;      /* of out */
     uint32_t hidden, width;
     float raise;         /* power of two that it is multiplied by */
+    numoe_arithmetic arithmetic;
     bool is_f32, for_wgmma;
 };
 
@@ -51,6 +52,7 @@ struct call {
     uint32_t experts, tokens, top_k, id_bytes, chunk_tokens, chunk_bound;
     uint32_t two_23; /* 2^23, which the compiler is not to know */
     numoe_activation activation;
+    numoe_arithmetic arithmetic;
     float scale;
     bool add, out_bf16, out_aligned; /* out_aligned: rows begin at multiples of 4 elements */
     bool fused;                      /* the few-token form sums a token's parts itself ... */
@@ -93,6 +95,32 @@ DI float activate(const numoe_activation &a, float gate, float up)
         break;
     }
     return gate * sigmoid(gate) * up;
+}
+
+DI bool rounds_mxfp8(numoe_arithmetic arithmetic)
+{
+    return arithmetic == NUMOE_MXFP8_UP || arithmetic == NUMOE_MXFP8_OCP;
+}
+
+/* v to MXFP8, by the rule of kernels/mxfp8.h; most: the bits of the largest magnitude of its group
+ * of 32, of whatever is no number if there is one. Powers of two are exact, so the value times the
+ * group's scale is the product of three floats. */
+DI float round_mxfp8(float v, uint32_t most, numoe_arithmetic arithmetic)
+{
+    const int past = arithmetic == NUMOE_MXFP8_UP && (most & 0x7FFFFFu) > 0x600000u;
+    const int exponent = static_cast<int>(most >> 23) - 8 + past, byte = exponent < 0 ? 0 : exponent;
+    const float step = 0x1.8p14f; /* adding it leaves multiples of 2^-9 */
+
+    if (most >= 0x7F800000u)
+        return __uint_as_float(0x7FC00000u);
+    const float scaled = v * __uint_as_float(static_cast<uint32_t>(254 - byte) << 23);
+    const float a = fminf(fabsf(scaled), 448.0f);
+    const uint32_t bits = __float_as_uint(a); /* four significant bits, ties to even */
+    const float rounded =
+        a < 0x1p-6f ? __fsub_rn(__fadd_rn(a, step), step)
+                    : __uint_as_float((bits + 0x7FFFFu + (bits >> 20 & 1)) & 0xFFF00000u);
+    return copysignf(rounded, scaled) *
+           __uint_as_float(byte ? static_cast<uint32_t>(byte) << 23 : 0x00400000u);
 }
 
 /* Accumulator i of n tile n, m tile m: row g + 8 j, token 8 n + 2 t + (i & 1); j = 2 m + i / 2. */

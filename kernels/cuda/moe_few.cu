@@ -149,44 +149,55 @@ DI void put_sums(const float (*acc)[2][M][4], float4 *sums)
         }
 }
 
-/* Thread: row g + 8 j, j = 2 m + half, of tokens 2 t and 2 t + 1 of n tile n. */
+/* Warp j: rows g + 8 j. Thread: of them one, of tokens 2 t and 2 t + 1 of each n tile. */
 template <int N, int M>
-DI void put_h(const call &c, const item<N> &now, const float4 *sums)
+DI void put_h(const call &c, const item<N> &now, few_shared<N> &shared)
 {
+    const int lane = threadIdx.x & 31, j = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
     const float *bias = nullptr;
 
     if (c.bias_offset)
         bias = reinterpret_cast<const float *>(c.weights + uint64_t{now.slice_at} * 64 +
                                                c.bias_offset);
 #pragma unroll
-    for (int id = threadIdx.x; id < 4 * M * 32; id += CONSUMING) {
-        const int l = id & 31, j = id / 32 % 4, n = id / 128, g = l >> 2, t = l & 3;
-        const float2 *cell =
-            reinterpret_cast<const float2 *>(sums + (j / 2 * M + n) * 32 + l) + j % 2;
-        float gate[2] = {}, up[2] = {};
-
-        if (8 * n + 2 * t >= now.count)
-            continue;
+    for (int n = 0; n < M; n++) {
+        const float2 *const cell =
+            reinterpret_cast<const float2 *>(shared.sums + (j / 2 * M + n) * 32 + lane) + j % 2;
+        float v[2];
+        float2 gate = make_float2(0, 0), up = make_float2(0, 0);
 #pragma unroll
-        for (int v = 0; v < CONSUMERS / 2; v++) {
-            const float2 a = cell[v * 4 * M * 64], b = cell[v * 4 * M * 64 + 2 * M * 64];
-            gate[0] += a.x;
-            gate[1] += a.y;
-            up[0] += b.x;
-            up[1] += b.y;
+        for (int w = 0; w < CONSUMERS / 2; w++) {
+            const float2 a = cell[w * 4 * M * 64], b = cell[w * 4 * M * 64 + 2 * M * 64];
+            gate = make_float2(gate.x + a.x, gate.y + a.y);
+            up = make_float2(up.x + b.x, up.y + b.y);
         }
+        const float b_gate = bias ? bias[4 * g + j] : 0.0f, b_up = bias ? bias[32 + 4 * g + j] : 0.0f;
+        const int token = 8 * n + 2 * t;
+        v[0] = token < now.count ? activate(c.activation, gate.x + b_gate, up.x + b_up) : 0.0f;
+        v[1] = token + 1 < now.count ? activate(c.activation, gate.y + b_gate, up.y + b_up) : 0.0f;
+        if (rounds_mxfp8(c.arithmetic)) {
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const int token = 8 * n + 2 * t + i;
-            if (token >= now.count)
-                continue;
-            if (bias) {
-                gate[i] += bias[4 * g + j];
-                up[i] += bias[32 + 4 * g + j];
+            for (int i = 0; i < 2; i++) {
+                uint32_t most = __float_as_uint(v[i]) & 0x7FFFFFFFu;
+                for (int step = 4; step < 32; step *= 2)
+                    most = umax(most, __shfl_xor_sync(~0u, most, step));
+                if (g == 0)
+                    shared.most[j][token + i] = most;
             }
-            c.h[static_cast<uint64_t>(now.pair[token]) * (32 * c.slices) + 32 * now.unit + g +
-                8 * j] = __float2bfloat16(activate(c.activation, gate[i], up[i]) * RAISED);
+            meet();
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                uint32_t most = 0;
+                for (int w = 0; w < CONSUMERS; w++)
+                    most = umax(most, shared.most[w][token + i]);
+                v[i] = round_mxfp8(v[i], most, c.arithmetic);
+            }
         }
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+            if (token + i < now.count)
+                c.h[static_cast<uint64_t>(now.pair[token + i]) * (32 * c.slices) + 32 * now.unit +
+                    g + 8 * j] = __float2bfloat16(v[i] * RAISED);
     }
 }
 
@@ -294,7 +305,7 @@ DI void compute(const call &c, const item<N> &now, few_shared<N> &shared, ring_p
             sum_complete<N>(c, now, valid_slots(c, shared), shared.complete);
         meet(); /* the sums have been read */
     } else {
-        put_h<N, M>(c, now, shared.sums);
+        put_h<N, M>(c, now, shared);
         meet();
         if (threadIdx.x == 0)
             add_release(&c.h_slices[now.chunk], 1);
@@ -348,7 +359,7 @@ __global__ void __launch_bounds__(FEW_THREADS, BLOCKS) few_tokens(call c)
 
 /* Blocks an SM, which bound the registers, by n tiles. */
 template <int N>
-constexpr int few_blocks()
+constexpr unsigned few_blocks()
 {
     return N == 1 ? 4 : 3;
 }

@@ -67,7 +67,8 @@ layout lay_out(const numoe_cuda_device *device, const numoe_cuda_ffn *f)
     l.fused = l.few && f->tokens <= few_fused_tokens() && f->top_k <= 32;
     l.local = l.fused && l.chunk_tokens == 8 && pairs <= few_local_pairs();
     l.wgmma = l.chunk_tokens == 128;
-    l.pad = l.few || l.wgmma || f->x_type == NUMOE_F32 || f->shape.hidden % 32 != 0 || !aligned;
+    l.pad = l.few || l.wgmma || f->arithmetic == NUMOE_MXFP8_UP ||
+            f->arithmetic == NUMOE_MXFP8_OCP || f->x_type == NUMOE_F32 || f->shape.hidden % 32 != 0 || !aligned;
     l.x = take(&at, l.pad ? f->tokens * width * 2 : 0);
     l.h = take(&at, pairs * 32 * f->slices * 2);
     l.part = take(&at, pairs * width * 4);
@@ -120,6 +121,7 @@ call make_call(const numoe_cuda_ffn *f, const layout &l)
     c.chunk_bound = l.chunk_bound;
     c.two_23 = 1u << 23;
     c.activation = f->activation;
+    c.arithmetic = f->arithmetic;
     c.scale = f->scale;
     c.add = f->add;
     c.out_bf16 = f->out_type == NUMOE_BF16;
@@ -135,6 +137,7 @@ call make_call(const numoe_cuda_ffn *f, const layout &l)
                  c.hidden,
                  32 * c.hidden_tiles,
                  l.few ? few_raise() : 1.0f,
+                 f->arithmetic,
                  f->x_type == NUMOE_F32,
                  l.wgmma};
     return c;

@@ -29,7 +29,12 @@ DI void pad_x(const padding &p, uint64_t first, uint64_t step)
                     ? static_cast<const float *>(p.x)[row * p.stride + k]
                     : __bfloat162float(
                           static_cast<const __nv_bfloat16 *>(p.x)[row * p.stride + k]);
-        p.out[i] = __float2bfloat16(__bfloat162float(__float2bfloat16(v)) * p.raise);
+        if (rounds_mxfp8(p.arithmetic)) /* a warp has a group */
+            v = round_mxfp8(v, __reduce_max_sync(~0u, __float_as_uint(v) & 0x7FFFFFFFu),
+                            p.arithmetic);
+        else
+            v = __bfloat162float(__float2bfloat16(v));
+        p.out[i] = __float2bfloat16(v * p.raise);
     }
 }
 
@@ -70,7 +75,7 @@ DI void raise_x(const padding &p, uint64_t first, uint64_t step)
 
 DI void lay_out_x(const padding &p, uint64_t first, uint64_t step)
 {
-    const bool whole = !p.is_f32 && p.hidden == p.width && p.stride % 8 == 0 &&
+    const bool whole = !p.is_f32 && !rounds_mxfp8(p.arithmetic) && p.hidden == p.width && p.stride % 8 == 0 &&
                        reinterpret_cast<uintptr_t>(p.x) % 16 == 0;
 
     if (whole && p.for_wgmma && p.raise == 1.0f)

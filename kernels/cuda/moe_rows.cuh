@@ -93,6 +93,18 @@ DI void put_h(const call &c, const uint8_t *slice, uint32_t s, int count, const 
             v[e] = activate(c.activation, gate[at] + (c.bias_offset ? bias[l] : 0.0f),
                             up[at] + (c.bias_offset ? bias[32 + l] : 0.0f));
         }
+        if (rounds_mxfp8(c.arithmetic)) { /* four threads have a group */
+            const uint32_t mates = 0xFu << (threadIdx.x & 28);
+            uint32_t most = 0;
+#pragma unroll
+            for (int e = 0; e < 8; e++)
+                most = umax(most, __float_as_uint(v[e]) & 0x7FFFFFFFu);
+            most = umax(most, __shfl_xor_sync(mates, most, 1));
+            most = umax(most, __shfl_xor_sync(mates, most, 2));
+#pragma unroll
+            for (int e = 0; e < 8; e++)
+                v[e] = round_mxfp8(v[e], most, c.arithmetic);
+        }
 #pragma unroll
         for (int e = 0; e < 4; e++)
             h[e] = __floats2bfloat162_rn(v[2 * e], v[2 * e + 1]);

@@ -5,8 +5,9 @@
  *
  * Weights are MXFP4 slices (numoe_kernels.h) anywhere in one device buffer; activations are bf16
  * (f32 is rounded to bf16 first), products are exact, sums fp32, h is rounded to bf16: the exact
- * mode of the CPU. Each (token, slot) is computed on its own and a token's slots are added in slot
- * order, so results are the same bits from run to run. Where a
+ * mode of the CPU. In the MXFP8 modes x and h are rounded by their rule instead, once, and
+ * multiplied as bf16, which holds them exactly. Each (token, slot) is computed on its own and a
+ * token's slots are added in slot order, so results are the same bits from run to run. Where a
  * scale byte is 128 or more, a weight is held as bf16: bytes 253 and 254 with codes that reach
  * 2^128 become infinite. x and h have to stay below 2^63.
  *

@@ -20,6 +20,8 @@ extern "C" {
 struct numoe_cuda_ffn {
     struct numoe_slice_shape shape;
     struct numoe_activation activation;
+    /** NUMOE_MXFP8_UP, NUMOE_MXFP8_OCP: x and h are rounded so; any other: to bf16. */
+    enum numoe_arithmetic arithmetic;
     uint32_t slices; /**< of an expert */
     uint32_t experts;
     const uint8_t *weights;   /**< 64-byte aligned */

@@ -167,8 +167,9 @@ struct batch {
     uint64_t x_stride, out_stride;
     bool add;
     float scale;
-    float *x;     /* [tokens][hidden] as given */
-    int64_t *ids; /* [tokens][top_k] */
+    enum numoe_arithmetic arithmetic; /* 0: exact */
+    float *x;                         /* [tokens][hidden] as given */
+    int64_t *ids;                     /* [tokens][top_k] */
     float *routing;
     float *before; /* [tokens][out_stride] what out held, rounded to its type */
 };
@@ -223,6 +224,7 @@ static void *compute(const struct set *s, const struct batch *b)
     struct numoe_cuda_ffn ffn = {
         .shape = s->shape,
         .activation = s->activation,
+        .arithmetic = b->arithmetic,
         .slices = s->slices,
         .experts = s->experts,
         .weights = s->weights.data,
@@ -309,6 +311,41 @@ static void batch_free(struct batch *b)
     free(b->routing);
 }
 
+/* One expert on one token as the CPU's kernels do it, added to want[hidden]. */
+static void cpu_expert(const struct set *s, const struct batch *b, int64_t expert, const float *x,
+                       float weight, double *want)
+{
+    const struct numoe_kernels *kernels = numoe_kernels_select(b->arithmetic, "ref", NULL);
+    const uint64_t hidden = s->shape.hidden, width = 32 * s->shape.hidden_tiles;
+    uint8_t *record = aligned_bytes(kernels->record_bytes(&s->shape));
+    uint8_t *scratch = aligned_bytes(kernels->scratch_bytes(&s->shape));
+    float *y = (float *)(void *)aligned_bytes(width * sizeof(float));
+    const struct numoe_ffn ffn = {
+        .shape = &s->shape,
+        .activation = &s->activation,
+        .arithmetic = b->arithmetic,
+        .slices = s->packed[expert],
+        .slice_count = s->slices,
+        .down_bias = s->down_bias ? s->down_bias + (uint64_t)expert * width : NULL,
+        .tokens = 1,
+        .x = (const void *const[]){record},
+        .weight = &weight,
+        .y = (float *const[]){y},
+        .scratch = scratch,
+    };
+
+    kernels->quantise(&s->shape, x, NUMOE_F32, record);
+    kernels->few(&ffn);
+    for (uint64_t i = 0; i < width; i++) {
+        const uint64_t k = i / 32 * 32 + numoe_lane_row(i % 32);
+        if (k < hidden)
+            want[k] += (double)y[i];
+    }
+    free(record);
+    free(scratch);
+    free(y);
+}
+
 /* What token t must be, into want[hidden]. */
 static void reference(const struct set *s, const struct batch *b, uint64_t t, double *want)
 {
@@ -317,11 +354,16 @@ static void reference(const struct set *s, const struct batch *b, uint64_t t, do
 
     memset(want, 0, hidden * sizeof *want);
     for (uint64_t i = 0; i < hidden; i++)
-        x[i] = round_to_bf16(b->x[t * hidden + i]);
+        x[i] = b->arithmetic && b->x_type == NUMOE_F32 ? b->x[t * hidden + i]
+                                                       : round_to_bf16(b->x[t * hidden + i]);
     for (uint64_t j = 0; j < b->top_k; j++) {
         const int64_t e = b->ids[t * b->top_k + j];
         if (e < 0 || e >= s->experts || e == ABSENT)
             continue;
+        if (b->arithmetic) {
+            cpu_expert(s, b, e, x, b->routing[t * b->top_k + j], want);
+            continue;
+        }
         numoe_reference_slices(&s->shape, &s->activation, s->packed[e], s->slices, x,
                                (double)b->routing[t * b->top_k + j],
                                s->down_bias ? s->down_bias + e * 32 * (int64_t)s->shape.hidden_tiles
@@ -475,6 +517,149 @@ static void test_extreme_scales(void)
         set_free(&s);
         harness_failed += !harness_ok;
     }
+}
+
+/* Rounding to MXFP8, against the CPU's. Where sums in another order round an element of h to the
+ * value beside, that is 1/16 of one element: far under the limit, and the rules differ by 4e-2. */
+enum { MXFP8_COUNTS = 5, MXFP8_TESTS = 2 * 2 * MXFP8_COUNTS };
+
+static void test_mxfp8(void)
+{
+    static const uint32_t tokens[MXFP8_COUNTS] = {1, 3, 12, 40, 200};
+    static const enum numoe_arithmetic rules[2] = {NUMOE_MXFP8_UP, NUMOE_MXFP8_OCP};
+    static struct set s;
+
+    for (int shape = 0; shape < 2; shape++) {
+        set_make(&s, shape ? 130 : 288, shape ? 70 : 96, shape, &activations[shape ? 3 : 0], 0);
+        for (int rule = 0; rule < 2; rule++)
+            for (int i = 0; i < MXFP8_COUNTS; i++) {
+                struct batch b;
+                begin("MXFP8 by rule %d, H %llu, %u tokens", rule,
+                      (unsigned long long)s.shape.hidden, tokens[i]);
+                batch_make(&b, &s, tokens[i], TOP_K, i % 2 ? 2 : 0);
+                b.arithmetic = rules[rule];
+                for (uint64_t k = 0; k < b.tokens * s.shape.hidden; k += 97)
+                    b.x[k] *= 449.0f / 256.0f * (float)(1 << k % 13); /* groups apart, past 448 */
+                void *out = compute(&s, &b);
+                compare(&s, &b, out);
+                free(out);
+                batch_free(&b);
+                end();
+            }
+        begin("MXFP8");
+        set_free(&s);
+        harness_failed += !harness_ok;
+    }
+}
+
+/* What a call reads may be on its way when it is queued, on another stream: an event of that must
+ * hold it back although kernels overlap, queued or captured. */
+enum { ORDER_TESTS = 2 };
+
+static void test_order(void)
+{
+    static struct set s;
+    const uint64_t big = (uint64_t)1 << 28;
+    struct guarded dx, dids, drouting, dout, work;
+    uint8_t *fill = NULL;
+    cudaStream_t stream, side;
+    cudaEvent_t begun, copied;
+    struct batch b;
+    void *want;
+
+    set_make(&s, 160, 96, true, &activations[1], 0);
+    batch_make(&b, &s, 3, TOP_K, 0);
+    want = compute(&s, &b);
+    void *x = encode(b.x, b.tokens, 160, 160, NUMOE_BF16);
+    const uint64_t x_bytes = (uint64_t)b.tokens * 160 * 2, out_bytes = (uint64_t)b.tokens * 160 * 4;
+    int32_t ids[3 * TOP_K];
+    for (int i = 0; i < 3 * TOP_K; i++)
+        ids[i] = (int32_t)b.ids[i];
+    guarded_put(&dx, x, x_bytes);
+    guarded_put(&dids, ids, sizeof ids);
+    guarded_put(&drouting, b.routing, sizeof(float) * 3 * TOP_K);
+    guarded_make(&dout, out_bytes, 0xFF);
+    struct numoe_cuda_ffn ffn = {
+        .shape = s.shape,
+        .activation = s.activation,
+        .slices = s.slices,
+        .experts = s.experts,
+        .weights = s.weights.data,
+        .slice_at = (const uint32_t *)(const void *)s.table.data,
+        .down_bias = (const float *)(const void *)s.bias.data,
+        .tokens = b.tokens,
+        .top_k = TOP_K,
+        .x_type = NUMOE_BF16,
+        .x_stride = 160,
+        .ids = dids.data,
+        .id_bytes = 4,
+        .routing = (const float *)(const void *)drouting.data,
+        .out = dout.data,
+        .out_type = NUMOE_F32,
+        .out_stride = 160,
+        .scale = 1.0f,
+    };
+    guarded_make(&work, numoe_cuda_workspace_bytes(&device, &ffn), 0xFF);
+    ffn.workspace = work.data;
+    must(cudaMalloc((void **)&fill, 2 * big), "room for a long copy");
+    uint8_t *const late = fill + big; /* x, at the end of a long copy */
+    ffn.x = late + big - 4096;
+    must(cudaMemset(fill, 0xFF, 2 * big), "poison");
+    must(cudaMemcpy(fill + big - 4096, dx.data, x_bytes, cudaMemcpyDeviceToDevice), "x");
+    must(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
+    must(cudaStreamCreateWithFlags(&side, cudaStreamNonBlocking), "stream");
+    must(cudaEventCreateWithFlags(&begun, cudaEventDisableTiming), "event");
+    must(cudaEventCreateWithFlags(&copied, cudaEventDisableTiming), "event");
+    for (int captured = 0; captured < ORDER_TESTS; captured++) {
+        cudaGraph_t graph = NULL;
+        cudaGraphExec_t exec = NULL;
+        uint8_t *got = malloc(out_bytes);
+
+        begin("after an event of another stream, %s", captured ? "captured" : "queued");
+        must(cudaMemset(late, 0xFF, big), "poison");
+        must(cudaMemset(dout.data, 0xFF, out_bytes), "poison");
+        must(cudaDeviceSynchronize(), "poison");
+        if (captured)
+            must(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
+        must(cudaEventRecord(begun, stream), "record");
+        must(cudaStreamWaitEvent(side, begun, 0), "wait");
+        must(cudaMemcpyAsync(late, fill, big, cudaMemcpyDeviceToDevice, side), "copy");
+        must(cudaEventRecord(copied, side), "record");
+        must(numoe_cuda_ffn_launch(&device, &ffn, stream), "a call before the event");
+        must(cudaStreamWaitEvent(stream, copied, 0), "wait");
+        must(numoe_cuda_ffn_launch(&device, &ffn, stream), "the call");
+        if (captured) {
+            must(cudaStreamEndCapture(stream, &graph), "capture");
+            must(cudaGraphInstantiate(&exec, graph, 0), "graph");
+            must(cudaGraphLaunch(exec, stream), "graph");
+        }
+        must(cudaStreamSynchronize(stream), "the kernels");
+        must(cudaMemcpy(got, dout.data, out_bytes, cudaMemcpyDeviceToHost), "copy back");
+        expect(!memcmp(got, want, out_bytes), "other bits than alone");
+        guarded_check(&work, "the workspace");
+        if (exec)
+            cudaGraphExecDestroy(exec);
+        if (graph)
+            cudaGraphDestroy(graph);
+        free(got);
+        end();
+    }
+    cudaEventDestroy(begun);
+    cudaEventDestroy(copied);
+    cudaStreamDestroy(stream);
+    cudaStreamDestroy(side);
+    cudaFree(fill);
+    guarded_free(&dx);
+    guarded_free(&dids);
+    guarded_free(&drouting);
+    guarded_free(&dout);
+    guarded_free(&work);
+    free(want);
+    free(x);
+    batch_free(&b);
+    begin("order");
+    set_free(&s);
+    harness_failed += !harness_ok;
 }
 
 enum { REPEAT_TESTS = 4, NAN_TESTS = 4 };
@@ -810,8 +995,8 @@ static void print_kernels(void)
 int main(int argc, char **argv)
 {
     const bool small = argc > 1 && !strcmp(argv[1], "small");
-    const int tests = PATTERN_TESTS + EXTREME_TESTS + REPEAT_TESTS + NAN_TESTS + MANY_TESTS +
-                      FORM_TESTS + GRAPH_TESTS + 1;
+    const int tests = PATTERN_TESTS + EXTREME_TESTS + MXFP8_TESTS + ORDER_TESTS + REPEAT_TESTS +
+                      NAN_TESTS + MANY_TESTS + FORM_TESTS + GRAPH_TESTS + 1;
 
     if (!have_device(small ? tests : tests + SHAPE_TESTS + VARIANT_TESTS + FAR_TESTS))
         return finish();
@@ -820,6 +1005,8 @@ int main(int argc, char **argv)
     test_refusals();
     test_patterns();
     test_extreme_scales();
+    test_mxfp8();
+    test_order();
     test_same_bits_and_nan();
     test_many_experts();
     test_forms();
