@@ -28,16 +28,15 @@ struct few_work {
 
 /* Sort the entries as moe_route.cu does, a lane an entry; returns the number of chunks. Reads what
  * was there before the kernel before. */
-template <int N>
-DI uint32_t sort_locally(const call &c, few_shared<N> &shared)
+template <int STAGES>
+DI uint32_t sort_locally(const call &c, few_shared<STAGES> &shared)
 {
     const uint32_t lane = threadIdx.x & 31, pairs = c.tokens * c.top_k;
     const int expert = lane < pairs ? pair_expert(c, lane) : -1;
     const uint32_t same = __match_any_sync(~0u, expert);
     const int rank = __popc(same & ((1u << lane) - 1)), count = __popc(same);
     const bool first = expert >= 0 && rank == 0;
-    const int capacity = static_cast<int>(c.chunk_tokens);
-    const int own_pairs = first ? count : 0, own_chunks = (own_pairs + capacity - 1) / capacity;
+    const int own_pairs = first ? count : 0, own_chunks = (own_pairs + FEW_TOKENS - 1) / FEW_TOKENS;
     int to_pairs = own_pairs, to_chunks = own_chunks;
 
 #pragma unroll
@@ -60,10 +59,10 @@ DI uint32_t sort_locally(const call &c, few_shared<N> &shared)
     return __shfl_sync(~0u, to_chunks, 31);
 }
 
-template <int N>
+template <int STAGES>
 struct few_copier {
     const call &c;
-    few_shared<N> &shared;
+    few_shared<STAGES> &shared;
     const uint32_t lane;
     uint32_t chunks, gates, items; /* items: gates and what follows */
     few_work now, next;
@@ -72,7 +71,7 @@ struct few_copier {
 
     enum { LOOKUPS = 3 };
 
-    DI few_copier(const call &of, few_shared<N> &in) : c(of), shared(in), lane(threadIdx.x & 31)
+    DI few_copier(const call &of, few_shared<STAGES> &in) : c(of), shared(in), lane(threadIdx.x & 31)
     {
     }
 
@@ -95,7 +94,7 @@ struct few_copier {
         const uint32_t units = next.down ? few_units(c) : c.slices;
         next.chunk_index = in / units;
         next.unit = in % units;
-        next.ch = N == 1 && c.local ? shared.chunks[next.chunk_index] : c.chunks[next.chunk_index];
+        next.ch = c.local ? shared.chunks[next.chunk_index] : c.chunks[next.chunk_index];
     }
 
     /* The lane's tile of those from `first`; behind the last tile the last again. */
@@ -117,7 +116,7 @@ struct few_copier {
         const uint32_t token = lane < static_cast<uint32_t>(next.ch.count) ? lane : 0;
         const int at = next.ch.first + static_cast<int>(token);
 
-        next.pair = N == 1 && c.local ? shared.sorted[at] : c.sorted[at];
+        next.pair = c.local ? shared.sorted[at] : c.sorted[at];
         next.slice_at =
             next.down ? 0
                       : c.slice_at[static_cast<uint64_t>(next.ch.expert) * c.slices + next.unit];
@@ -141,7 +140,7 @@ struct few_copier {
 
     DI void tell(uint32_t turn) const
     {
-        item<N> &to = shared.items[turn];
+        item &to = shared.items[turn];
 
         if (lane == 0) {
             to.expert = now.ch.expert;
@@ -213,7 +212,7 @@ struct few_copier {
     }
 
     /* One item; at: where it begins in the ring. */
-    DI void copy_item(ring_place &at)
+    DI void copy_item(ring_place<STAGES> &at)
     {
         const uint32_t steps = few_steps(c, now.down), stages = shared_address(shared.stages);
         uint32_t behind = 0, stage = at.stage; /* steps that have their B, and the next's stage */
@@ -229,19 +228,19 @@ struct few_copier {
                     later = place_of(now, STEP_TILES * (step + 4));
             }
             barrier_wait(shared_address(&shared.empty[at.stage]), at.parity);
-            copy_weights(step, stages + at.stage * sizeof(stage_of));
+            copy_weights(step, stages + at.stage * sizeof(::stage));
             at.next();
             if (wait && !h_there()) {
-                if (step + 1 < steps && step + 1 < FEW_STAGES)
+                if (step + 1 < steps && step + 1 < STAGES)
                     continue;
                 while (!h_there())
                     __nanosleep(20);
             }
             wait = false;
             for (; behind <= step; behind++) {
-                copy_b(behind, stages + stage * sizeof(stage_of));
+                copy_b(behind, stages + stage * sizeof(::stage));
                 say_full(stage);
-                stage = stage + 1 == FEW_STAGES ? 0 : stage + 1;
+                stage = stage + 1 == STAGES ? 0 : stage + 1;
             }
             /* late, so that blocks end together, but not waiting for one another */
             if (found < LOOKUPS && steps - step <= LOOKUPS + 1 - found)
@@ -251,25 +250,23 @@ struct few_copier {
             find_more();
     }
 
-    using stage_of = ::stage<N>;
-
     /* All items that the block gets. */
     DI void run()
     {
-        ring_place at = {0, 1};
+        ring_place<STAGES> at = {0, 1};
         uint32_t turn = 0;
 
-        if (N == 1 && c.local)
+        if (c.local)
             chunks = sort_locally(c, shared);
         wait_for_previous();
         let_next_start();
-        if (N > 1 || !c.local)
+        if (!c.local)
             chunks = *c.chunk_count;
         gates = chunks * c.slices;
         items = gates + chunks * few_units(c);
         for (found = 0; found < LOOKUPS;)
             find_more();
-        for (; ticket < items; turn = turn + 1 == FEW_ITEMS ? 0 : turn + 1) {
+        for (; ticket < items; turn = turn + 1 == few_shared<STAGES>::ITEMS ? 0 : turn + 1) {
             now = next;
             tell(turn);
             copy_item(at);

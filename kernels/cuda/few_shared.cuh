@@ -22,12 +22,9 @@ enum {
     CONSUMING = 32 * CONSUMERS,
     FEW_THREADS = CONSUMING + 32,
     STEP_TILES = 2 * CONSUMERS,
-    FEW_STAGES = 4,
-    /* An item's place is used again when the copier is FEW_STAGES + 1 items on: it then has had a
-     * stage back that the item after it used. */
-    FEW_ITEMS = FEW_STAGES + 1,
+    FEW_TOKENS = 8, /* of a chunk, at most */
     B_BYTES = 64 * STEP_TILES, /* of a token in a stage */
-    /* Entries that a block sorts by itself, chunks being of 8. */
+    /* Entries that a block sorts by itself. */
     LOCAL_PAIRS = 32,
     /* Tokens whose parts the form sums itself; with more the fences cost more than a kernel. */
     FUSED_TOKENS = 4
@@ -36,11 +33,10 @@ enum {
 /* What x and h are kept times, as moe_tile.cuh wants them. */
 #define RAISED 0x1p64f
 
-template <int N>
 struct stage {
     uint8_t codes[STEP_TILES][1024]; /* a tile at numoe_code_place() */
     uint8_t scales[STEP_TILES][64];
-    uint8_t b[8 * N][B_BYTES]; /* a token's 16 bytes at b_place() */
+    uint8_t b[FEW_TOKENS][B_BYTES]; /* a token's 16 bytes at b_place() */
 };
 
 /* Byte offset of piece p of a token's row of B: neither eight lanes that store (one row) nor eight
@@ -51,36 +47,39 @@ DI uint32_t b_place(uint32_t token, uint32_t p)
 }
 
 /* What consumers are told of an item; count == 0: there is none. */
-template <int N>
 struct item {
     int expert, count;
     uint32_t unit, chunk;
     uint32_t slice_at; /* gate_up: of the slice */
     bool down;
-    int pair[8 * N];
-    float routing[8 * N];
+    int pair[FEW_TOKENS];
+    float routing[FEW_TOKENS];
 };
 
-template <int N>
+template <int STAGES>
 struct few_shared {
-    stage<N> stages[FEW_STAGES];
-    float4 sums[CONSUMERS / 2 * 4 * N * 32]; /* [warp / 2][tile A, B][m][n][lane] */
-    item<N> items[FEW_ITEMS];
-    chunk chunks[N == 1 ? LOCAL_PAIRS : 1];
-    int sorted[N == 1 ? LOCAL_PAIRS : 1];
-    uint32_t valid[FUSED_TOKENS]; /* bit j: slot j of the token is not skipped */
-    bool complete[8 * N];
-    uint32_t most[CONSUMERS][8 * N]; /* of a token: bits of the largest of a warp's rows of h */
-    uint64_t full[FEW_STAGES], empty[FEW_STAGES];
+    /* An item's place is used again when the copier is STAGES + 1 items on: it then has had a stage
+     * back that the item after it used. */
+    enum { ITEMS = STAGES + 1 };
+    stage stages[STAGES];
+    float4 sums[CONSUMERS / 2][4][32]; /* of two warps, [tile A, B][m][lane] */
+    item items[ITEMS];
+    chunk chunks[LOCAL_PAIRS];
+    int sorted[LOCAL_PAIRS];
+    uint32_t valid[FUSED_TOKENS];          /* bit j: slot j of the token is not skipped */
+    uint32_t most[CONSUMERS][FEW_TOKENS]; /* bits of the largest of a warp's rows of h */
+    bool complete[FEW_TOKENS];
+    uint64_t full[STAGES], empty[STAGES];
 };
 
 /* Where in a ring of stages: the next, and the parity of its barrier. */
+template <int STAGES>
 struct ring_place {
     uint32_t stage, parity;
 
     DI void next()
     {
-        if (++stage == FEW_STAGES) {
+        if (++stage == STAGES) {
             stage = 0;
             parity ^= 1;
         }

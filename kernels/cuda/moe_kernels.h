@@ -12,6 +12,7 @@
 struct launching {
     cudaStream_t stream;
     int multiprocessors;
+    numoe_cuda_few few;
     bool overlap; /* a kernel may start before the one before has ended */
 };
 
@@ -24,6 +25,8 @@ cudaError_t launch_wgmma(const call &c, bool down, const launching &how);
 
 enum { FEW_KERNELS = 2, MANY_KERNELS = 4, WGMMA_KERNELS = 2 };
 
+/* For the current device. */
+numoe_cuda_few choose_few();
 size_t describe_few(numoe_cuda_kernel_info *info);
 size_t describe_many(numoe_cuda_kernel_info *info);
 size_t describe_wgmma(numoe_cuda_kernel_info *info);

@@ -39,7 +39,7 @@ bool too_large(const numoe_cuda_ffn *f)
 
 bool wrong_chunk(const numoe_cuda_device *device, uint32_t tokens)
 {
-    return tokens && tokens != 8 && tokens != 16 && tokens != 32 && tokens != 64 &&
+    return tokens && tokens != 8 && tokens != 32 && tokens != 64 &&
            !(tokens == 128 && device->wgmma);
 }
 
@@ -48,7 +48,7 @@ uint32_t choose_chunk(const numoe_cuda_device *device, const numoe_cuda_ffn *f, 
 {
     if (f->chunk_tokens)
         return f->chunk_tokens;
-    return average <= 4 ? 8 : average <= 28 ? 32 : device->wgmma ? 128 : 64;
+    return average <= 5 ? 8 : average <= 28 ? 32 : device->wgmma ? 128 : 64;
 }
 
 layout lay_out(const numoe_cuda_device *device, const numoe_cuda_ffn *f)
@@ -63,9 +63,9 @@ layout lay_out(const numoe_cuda_device *device, const numoe_cuda_ffn *f)
     l.chunk_tokens = choose_chunk(device, f, hit ? pairs / hit : 0);
     const uint64_t bound = hit + pairs / l.chunk_tokens;
     l.chunk_bound = static_cast<uint32_t>(bound < pairs ? bound : pairs);
-    l.few = l.chunk_tokens <= 16;
+    l.few = l.chunk_tokens == 8;
     l.fused = l.few && f->tokens <= few_fused_tokens() && f->top_k <= 32;
-    l.local = l.fused && l.chunk_tokens == 8 && pairs <= few_local_pairs();
+    l.local = l.fused && pairs <= few_local_pairs();
     l.wgmma = l.chunk_tokens == 128;
     l.pad = l.few || l.wgmma || f->arithmetic == NUMOE_MXFP8_UP ||
             f->arithmetic == NUMOE_MXFP8_OCP || f->x_type == NUMOE_F32 || f->shape.hidden % 32 != 0 || !aligned;
@@ -167,6 +167,7 @@ extern "C" cudaError_t numoe_cuda_device_init(struct numoe_cuda_device *d)
     d->wgmma = info[0].binary_version && info[0].blocks_an_sm;
     cudaGetLastError(); /* not loading is no error */
     describe_few(info);
+    d->few = choose_few();
     /* older code does not say when the next kernel may start, nor wait for the one before */
     d->overlap = info[0].ptx_version >= 90;
     return e;
@@ -187,7 +188,7 @@ extern "C" cudaError_t numoe_cuda_ffn_launch(const struct numoe_cuda_device *dev
         return cudaErrorInvalidValue;
     const layout l = lay_out(device, f);
     const call c = make_call(f, l);
-    const launching how = {stream, device->multiprocessors, device->overlap};
+    const launching how = {stream, device->multiprocessors, device->few, device->overlap};
     cudaError_t e = launch_route(c, how);
 
     if (!e)

@@ -10,7 +10,7 @@
 namespace
 {
 
-enum { SCAN_THREADS = 1024, THREADS = 256, ONE_BLOCK_PAIRS = 1024, FEW_TOKENS = 16 };
+enum { SCAN_THREADS = 1024, THREADS = 256, ONE_BLOCK_PAIRS = 1024 };
 
 /* ---- x ----------------------------------------------------------------------------------------
  */
@@ -149,7 +149,7 @@ DI void scan_experts(const call &c)
             const int from = static_cast<int>(static_cast<long long>(count) * i / chunks);
             const int to = static_cast<int>(static_cast<long long>(count) * (i + 1) / chunks);
             c.chunks[at + i] = {static_cast<int>(e), first + from, to - from, 0};
-            if (c.chunk_tokens <= FEW_TOKENS)
+            if (c.chunk_tokens == 8)
                 c.h_slices[at + i] = 0;
         }
         __syncthreads();

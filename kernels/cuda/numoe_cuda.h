@@ -24,9 +24,16 @@
 extern "C" {
 #endif
 
+/** How the few-token form runs. */
+struct numoe_cuda_few {
+    int stages;       /**< 3 or 4, each 12.5 KiB of a block's shared memory */
+    int blocks_an_sm; /**< as many as fit */
+};
+
 /** What the choice of kernels goes by. */
 struct numoe_cuda_device {
     int multiprocessors;
+    struct numoe_cuda_few few;
     bool overlap; /**< the kernels that load know how to start before the one before has ended */
     bool wgmma;   /**< the kernels of sm_90a load and have the shared memory they need */
 };

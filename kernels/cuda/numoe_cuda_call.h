@@ -41,8 +41,8 @@ struct numoe_cuda_ffn {
     uint64_t out_stride; /**< elements, >= hidden */
     bool add;
     float scale;
-    uint32_t chunk_tokens; /**< tokens of an expert that are computed together: 8, 16, 32, 64 or
-                              128; 0: chosen by the batch */
+    uint32_t chunk_tokens; /**< tokens of an expert that are computed together: 8, 32, 64 or 128; 0:
+                              chosen by the batch */
     void *workspace;       /**< numoe_cuda_workspace_bytes(), 256-byte aligned */
 };
 
