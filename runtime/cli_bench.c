@@ -292,9 +292,12 @@ static int run(const struct cli_values *values)
         return CLI_USAGE;
     }
     if (values->gpu)
-        return cli_bench_gpu(values);
-    if (values->resident || values->stream) {
-        cli_error("bench", "--%s is for --gpu", values->stream ? "stream" : "resident");
+        return values->share ? cli_bench_share(values) : cli_bench_gpu(values);
+    if (values->resident || values->stream || values->share) {
+        cli_error("bench", "--%s is for --gpu",
+                  values->stream  ? "stream"
+                  : values->share ? "share"
+                                  : "resident");
         return CLI_USAGE;
     }
     snprintf(report.model, sizeof report.model, "%s", values->model ? values->model : "v4-flash");
@@ -327,12 +330,12 @@ static int run(const struct cli_values *values)
 }
 
 static const enum cli_option options[] = {
-    CLI_MODEL,       CLI_LAYERS,   CLI_EXPERTS,  CLI_TOKENS,       CLI_ISAS,
-    CLI_ARITHMETICS, CLI_REPEAT,   CLI_PLAN,     CLI_AS_IF,        CLI_BATCH_INVARIANT,
-    CLI_WORKERS,     CLI_THREADS,  CLI_TOPOLOGY, CLI_NODES,        CLI_CPUS,
-    CLI_FORM,        CLI_OPTIMIZE, CLI_SEED,     CLI_ROUTING,      CLI_GPU,
-    CLI_RESIDENT,    CLI_STREAM,   CLI_IDLE,     CLI_RESERVE_CPUS, CLI_STATS_CELLS,
-    CLI_JSON,        CLI_END};
+    CLI_MODEL,        CLI_LAYERS,      CLI_EXPERTS,  CLI_TOKENS,    CLI_ISAS,
+    CLI_ARITHMETICS,  CLI_REPEAT,      CLI_PLAN,     CLI_AS_IF,     CLI_BATCH_INVARIANT,
+    CLI_WORKERS,      CLI_THREADS,     CLI_TOPOLOGY, CLI_NODES,     CLI_CPUS,
+    CLI_FORM,         CLI_OPTIMIZE,    CLI_SEED,     CLI_ROUTING,   CLI_GPU,
+    CLI_RESIDENT,     CLI_STREAM,      CLI_SHARE,    CLI_GPU_CACHE, CLI_IDLE,
+    CLI_RESERVE_CPUS, CLI_STATS_CELLS, CLI_JSON,     CLI_END};
 
 const struct cli_verb cli_bench = {
     .name = "bench",

@@ -11,6 +11,9 @@ struct json_t;
 /* numoe bench --gpu. Returns an exit code. */
 int cli_bench_gpu(const struct cli_values *values);
 
+/* numoe bench --gpu --share. Returns an exit code. */
+int cli_bench_share(const struct cli_values *values);
+
 /* What of a run a GPU did, and why not more. */
 struct numoe_gpu_report;
 void cli_print_gpu(const struct numoe_model_info *info, const struct numoe_stats *stats,

@@ -144,6 +144,9 @@ static const struct option_text option_texts[] = {
                   "also write all that is known of the machine to a file, for\n"
                   "--topology here or elsewhere"},
     [CLI_SEED] = {"seed", "N", "seed of everything random (default: 1)"},
+    [CLI_SHARE] = {"share", NULL,
+                   "with --gpu: calls from host memory, by the CPUs alone, by the GPU alone, and\n"
+                   "shared by both"},
     [CLI_SMT] = {"smt", NULL, "also use the second hardware threads of cores"},
     [CLI_SPILL] = {"spill", NULL,
                    "weights that their node has no room for go elsewhere, and are reported"},
@@ -594,6 +597,9 @@ static int set_option(enum cli_option option, const char *text, struct cli_value
         if (!cli_parse_number(text, &values->seed, NULL))
             return numoe_error_set(error, -EINVAL, NULL, "\"%s\" is not a number of 64 bits", text);
         values->seed_given = true;
+        return 0;
+    case CLI_SHARE:
+        values->share = true;
         return 0;
     case CLI_SMT:
         values->smt = true;

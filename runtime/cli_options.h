@@ -78,6 +78,7 @@ enum cli_option {
     CLI_ROUTING,
     CLI_SAVE,
     CLI_SEED,
+    CLI_SHARE,
     CLI_SMT,
     CLI_SPILL,
     CLI_STATS,
@@ -127,7 +128,7 @@ struct cli_values {
     uint64_t experts_per_token, hidden, intermediate, gpu_cache_bytes, gpu_from_tokens;
     enum numoe_format format;
     uint32_t repeat, threads, workers;
-    bool json, measure, once, smt, gpu, resident, stream, spill, batch_invariant;
+    bool json, measure, once, smt, gpu, resident, share, stream, spill, batch_invariant;
     bool draft, verify;
     enum numoe_synth_layout layout;
     enum numoe_memory_policy memory_policy;

@@ -82,6 +82,7 @@ struct gpu_run {
     bool pinned; /* weights need no staging: the GPU can work beside the workers */
     bool sharing;
     uint64_t taken; /* tokens that were started */
+    struct gpu_shared last;
 };
 
 /* Guesses that flatter, and are corrected by what calls take. */
@@ -313,6 +314,10 @@ uint64_t numoe_gpu_share_end(struct numoe_schedule *s, uint64_t cpu_ns)
     if (!rc && done == s->batch.tokens) /* one pass, so its time is that of the call */
         gpu_share_learn(&run->share, done, &run->choice, numoe_gpu_took_ms(model->gpu) * 1e-3,
                         (double)cpu_ns * 1e-9);
+    run->last = (struct gpu_shared){.gpu_experts = run->choice.gpu_experts,
+                                    .cpu_experts = run->choice.cpu_experts,
+                                    .gpu_ms = numoe_gpu_took_ms(model->gpu),
+                                    .cpu_ms = (double)cpu_ns * 1e-6};
     while (!rc && done < s->batch.tokens) {
         rc = numoe_gpu_start(model->gpu, s->layer, &run->call, done, &tokens, &error);
         if (!rc) {
@@ -330,6 +335,11 @@ uint64_t numoe_gpu_share_end(struct numoe_schedule *s, uint64_t cpu_ns)
         run->mask[e] = !run->on_gpu[e];
     s->batch.add = true;
     return done;
+}
+
+void numoe_gpu_shared(const struct numoe_model *model, struct gpu_shared *shared)
+{
+    *shared = model->gpu_run ? model->gpu_run->last : (struct gpu_shared){0};
 }
 
 void numoe_gpu_share_cancel(struct numoe_schedule *s)

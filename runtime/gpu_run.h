@@ -36,6 +36,14 @@ bool numoe_gpu_sharing(const struct numoe_model *model);
  * tokens are complete: where the GPU failed, the others are given back: the schedule's batch is
  * then that of the GPU's experts alone, to be added to out. */
 uint64_t numoe_gpu_share_end(struct numoe_schedule *schedule, uint64_t cpu_ns);
+/* The last shared call: hit experts of each side, and what each took while the other was working.
+ */
+struct gpu_shared {
+    uint64_t gpu_experts, cpu_experts;
+    double gpu_ms, cpu_ms;
+};
+void numoe_gpu_shared(const struct numoe_model *model, struct gpu_shared *shared);
+
 /* Instead: the workers could not do their part. */
 void numoe_gpu_share_cancel(struct numoe_schedule *schedule);
 

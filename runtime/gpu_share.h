@@ -4,12 +4,12 @@
  *
  * The GPU's time is that of the link, for what it does not hold, or of its arithmetic, whichever is
  * longer; an expert costs the link its bytes whatever its tokens. The CPUs' time is the sum over
- * experts of reading or of arithmetic. So experts with many tokens are the GPU's, and those with few
- * stay where they lie; what the GPU holds costs it no link and is its own.
+ * experts of reading or of arithmetic. So experts with many tokens are the GPU's, and those with
+ * few stay where they lie; what the GPU holds costs it no link and is its own.
  *
  * The speeds begin as guesses that flatter both sides, so that both are tried, and are corrected by
- * what calls took: calls that both shared, so contention for memory is in them. Each power of two of
- * tokens has corrections of its own, as what limits a side changes with them.
+ * what calls took: calls that both shared, so contention for memory is in them. Each power of two
+ * of tokens has corrections of its own, as what limits a side changes with them.
  *
  * SPDX-License-Identifier: Apache-2.0
  */
@@ -53,7 +53,6 @@ void gpu_share_choose(struct gpu_share *share, uint64_t tokens, const uint32_t *
 
 /* What a call of the choice took, each side; not positive: not known. */
 void gpu_share_learn(struct gpu_share *share, uint64_t tokens,
-                     const struct gpu_share_choice *choice, double gpu_seconds,
-                     double cpu_seconds);
+                     const struct gpu_share_choice *choice, double gpu_seconds, double cpu_seconds);
 
 #endif

@@ -68,10 +68,9 @@ Test(gpu_share, the_division_is_the_best_of_all, .timeout = 60)
                 cr_expect_leq(longest(&choice), longest(&alone) + 1e-12);
         }
         /* whole experts: an expert's worth is lost at most */
-        cr_expect_leq(longest(&choice),
-                      best + fmax(share.expert_bytes / share.link_rate,
-                                  200 * share.token_operations / share.cpu_rate +
-                                      share.expert_bytes / share.cpu_read));
+        cr_expect_leq(longest(&choice), best + fmax(share.expert_bytes / share.link_rate,
+                                                    200 * share.token_operations / share.cpu_rate +
+                                                        share.expert_bytes / share.cpu_read));
     }
 }
 
