@@ -189,6 +189,31 @@ static int launch(void *device, void *stream, const struct numoe_cuda_ffn *ffn)
     return (int)numoe_cuda_ffn_launch(&((struct cuda_device *)device)->numbers, ffn, stream);
 }
 
+static int replay(void *device, void *stream, const struct numoe_cuda_ffn *ffn, uint32_t count)
+{
+    cudaGraphExec_t exec = NULL;
+    cudaGraph_t graph = NULL;
+    cudaError_t ended, e = cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal);
+
+    if (e)
+        return (int)e;
+    e = (cudaError_t)launch(device, stream, ffn);
+    ended = cudaStreamEndCapture(stream, &graph);
+    if (!e)
+        e = ended;
+    if (!e)
+        e = cudaGraphInstantiate(&exec, graph, 0);
+    for (uint32_t i = 0; !e && i < count; i++)
+        e = cudaGraphLaunch(exec, stream);
+    if (!e)
+        e = cudaStreamSynchronize(stream);
+    if (exec)
+        cudaGraphExecDestroy(exec);
+    if (graph)
+        cudaGraphDestroy(graph);
+    return (int)e;
+}
+
 static int round_rows(void *device, void *stream, const float *from, uint16_t *to,
                       uint64_t to_stride, uint64_t rows, uint64_t columns, bool add)
 {
@@ -229,6 +254,7 @@ const struct gpu_ops *gpu_backend_ops(void)
         .copy_out = copy_out,
         .workspace_bytes = workspace_bytes,
         .launch = launch,
+        .replay = replay,
         .round = round_rows,
         .clear_error = clear_error,
         .error_text = gpu_backend_text,

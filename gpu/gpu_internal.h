@@ -21,6 +21,8 @@ struct numoe_gpu {
     /* The CUDA error that made the device unusable; 0: none. Set once; where is written before,
      * by the one thread at a time that uses the device. */
     atomic_int dead;
+    uint32_t
+        forms_off; /* bit i: the form of numoe_gpu_forms[i] tokens has failed, and is not used */
     char where[128];
 };
 
@@ -35,6 +37,13 @@ int gpu_judge(struct numoe_gpu *gpu, int code, struct numoe_error *error, const 
 
 /* Make the device current in this thread, unless it is dead. */
 int gpu_enter(struct numoe_gpu *gpu, struct numoe_error *error);
+
+/* chunk_tokens of a call: 0, as the kernels choose, while no form is off; else the nearest to that
+ * which is not. */
+uint32_t gpu_choose_form(const struct numoe_gpu *gpu, const struct numoe_cuda_ffn *ffn);
+
+/* Look for forms that compute wrong, and turn them off. Returns how many that leaves. */
+uint32_t gpu_turn_off_forms(struct numoe_gpu *gpu);
 
 /* Compute random experts on the device and compare; rel_l2: the worst. */
 int gpu_self_test(struct numoe_gpu *gpu, double *rel_l2, struct numoe_error *error);

@@ -54,6 +54,8 @@ struct gpu_ops {
 
     uint64_t (*workspace_bytes)(void *device, const struct numoe_cuda_ffn *ffn);
     int (*launch)(void *device, void *stream, const struct numoe_cuda_ffn *ffn);
+    /* Capture a launch in a graph, and run that so often on the stream. Waits for it. */
+    int (*replay)(void *device, void *stream, const struct numoe_cuda_ffn *ffn, uint32_t count);
     /* bf16 rows of `columns`: to = add ? to + from : from, rounded once. */
     int (*round)(void *device, void *stream, const float *from, uint16_t *to, uint64_t to_stride,
                  uint64_t rows, uint64_t columns, bool add);

@@ -249,6 +249,37 @@ struct numoe_gpu_report {
 
 void numoe_gpu_model_report(const struct numoe_gpu_model *model, struct numoe_gpu_report *report);
 
+/* ---- certifying ----------------------------------------------------------------------------- */
+
+/** Tokens of an expert that a form of the kernels computes together. */
+enum { NUMOE_GPU_FORMS = 5 };
+extern const uint32_t numoe_gpu_forms[NUMOE_GPU_FORMS];
+
+struct numoe_gpu_finding {
+    bool there;     /**< the device has the form */
+    bool ok;        /**< and it computes right */
+    double rel_l2;  /**< to float64, the worst of the tokens compared */
+    char text[160]; /**< what is wrong; "" */
+};
+
+/**
+ * Compute random experts by one form and compare some tokens with float64: step by step, each
+ * waited for, and twice to the same bits; with graph, captured and replayed three times, to the
+ * bits of the step by step.
+ * @param form  one of numoe_gpu_forms; 0: as the kernels choose
+ * @return 0, with what was found; -ENOMEM, -EIO: it could not be tried
+ */
+int numoe_gpu_certify_form(struct numoe_gpu *gpu, enum numoe_activation_kind activation,
+                           uint32_t form, uint32_t tokens, bool graph,
+                           struct numoe_gpu_finding *finding, struct numoe_error *error);
+
+/**
+ * Every code with every scale byte 0..254 in one of the matrices. Bytes 253 and 254 may become
+ * infinite, where codes reach 2^128.
+ */
+int numoe_gpu_certify_codes(struct numoe_gpu *gpu, uint32_t form, enum numoe_matrix matrix,
+                            struct numoe_gpu_finding *finding, struct numoe_error *error);
+
 /* ---- measuring ------------------------------------------------------------------------------ */
 
 /** Ceilings of the device: reading its memory, and the link to it from pinned memory, 10^9 bytes a

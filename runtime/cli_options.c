@@ -41,6 +41,7 @@ static const struct option_text option_texts[] = {
     [CLI_BATCH_INVARIANT] = {"batch-invariant", NULL,
                              "a token gives the same bits alone and in any batch"},
     [CLI_CPUS] = {"cpus", "LIST", "pin workers to these CPUs only, as in 0,2,8-15"},
+    [CLI_DEVICE] = {"device", "N", "which GPU: CUDA's number (default: 0)"},
     [CLI_DOMAINS] = {"domains", "N",
                      "nodes share memory channels in so many groups, as many in each package\n"
                      "(default: as far as the machine says)"},
@@ -130,11 +131,13 @@ static const struct option_text option_texts[] = {
                         "memory nodes of rank R, as in 1:8-15; once for each rank (default: nodes\n"
                         "are dealt out by packages and memory domains)"},
     [CLI_REPEAT] = {"repeat", "N", "repetitions of each measurement (default: by time)"},
+    [CLI_REPORT] = {"report", "FILE", "write a report in Markdown, to be pasted into an issue"},
     [CLI_RESERVE_CPUS] = {"reserve-cpus", "LIST",
                           "no workers on the cores of these CPUs: they are the engine's own"},
     [CLI_RESERVE_NODES] = {"reserve-nodes", "LIST",
                            "no experts on these memory nodes, no workers on their CPUs"},
     [CLI_RESIDENT] = {"resident", NULL, "with --gpu: weights stay in device memory (default)"},
+    [CLI_RESUME] = {"resume", "FILE", "go on where FILE says it was left off, and keep it in FILE"},
     [CLI_ROUTING] = {"routing", "KIND",
                      "how tokens choose experts: uniform, zipf (the n-th is chosen 1/n as often),\n"
                      "shifting (zipf, of others in each repetition), same (all the same\n"
@@ -481,6 +484,11 @@ static int set_option(enum cli_option option, const char *text, struct cli_value
         return 0;
     case CLI_CPUS:
         return cli_parse_list(text, &values->cpus, error);
+    case CLI_DEVICE:
+        if (!cli_parse_number(text, &number, NULL) || number > INT32_MAX)
+            return numoe_error_set(error, -EINVAL, "--device", "'%s' is no number of a GPU", text);
+        values->device = (uint32_t)number;
+        return 0;
     case CLI_DOMAINS:
         rc = parse_count(text, UINT32_MAX - 1, &number, error);
         values->domains = (uint32_t)number;
@@ -575,6 +583,10 @@ static int set_option(enum cli_option option, const char *text, struct cli_value
         rc = parse_count(text, 1000000, &number, error);
         values->repeat = (uint32_t)number;
         return rc;
+    case CLI_REPORT:
+        return parse_file(text, &values->report, error);
+    case CLI_RESUME:
+        return parse_file(text, &values->resume, error);
     case CLI_RESERVE_CPUS:
         return cli_parse_list(text, &values->reserved, error);
     case CLI_RESERVE_NODES:

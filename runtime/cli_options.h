@@ -33,6 +33,7 @@ enum cli_option {
     CLI_AS_IF,
     CLI_BATCH_INVARIANT,
     CLI_CPUS,
+    CLI_DEVICE,
     CLI_DOMAINS,
     CLI_DRAFT,
     CLI_DRAFT_TOO,
@@ -72,9 +73,11 @@ enum cli_option {
     CLI_RANK,
     CLI_RANK_NODES,
     CLI_REPEAT,
+    CLI_REPORT,
     CLI_RESERVE_CPUS,
     CLI_RESERVE_NODES,
     CLI_RESIDENT,
+    CLI_RESUME,
     CLI_ROUTING,
     CLI_SAVE,
     CLI_SEED,
@@ -122,12 +125,12 @@ enum { CLI_MAX_RANKS = 1024 };
 /* What the command line says; zero or NULL where it says nothing. */
 struct cli_values {
     const char *directory, *model, *save, *topology, *svg, *png, *plan, *as_if, *trace, *family,
-        *gpu_profile;
+        *gpu_profile, *report, *resume;
     struct cli_list cpus, nodes, tokens;
     uint64_t duration_s, experts, idle_s, layers, keep_free_bytes, seed, steps;
     uint64_t experts_per_token, hidden, intermediate, gpu_cache_bytes, gpu_from_tokens;
     enum numoe_format format;
-    uint32_t repeat, threads, workers;
+    uint32_t device, repeat, threads, workers;
     bool json, measure, once, smt, gpu, resident, share, stream, spill, batch_invariant;
     bool draft, verify;
     enum numoe_synth_layout layout;
@@ -169,7 +172,7 @@ struct cli_verb {
 };
 
 extern const struct cli_verb cli_topo, cli_plan, cli_synth, cli_run, cli_bench, cli_soak,
-    cli_version;
+    cli_certify, cli_version;
 
 /*
  * Read the arguments of a verb. Returns -1 to go on, or the exit code when help was printed or the

@@ -80,8 +80,8 @@ static int batch_make(const struct share_bench *s, uint64_t tokens, struct share
     return CLI_OK;
 }
 
-static int call(const struct share_bench *s, struct share_batch *b, uint64_t tokens,
-                uint64_t layer, struct numoe_result *result, double *ms)
+static int call(const struct share_bench *s, struct share_batch *b, uint64_t tokens, uint64_t layer,
+                struct numoe_result *result, double *ms)
 {
     struct numoe_batch batch = NUMOE_BATCH_INIT;
     struct numoe_error error = NUMOE_ERROR_INIT;
@@ -163,7 +163,8 @@ static int measure_way(struct share_bench *s, uint32_t way, uint64_t tokens,
             break;
         hit += (double)result.expert_bytes / repeat;
         numoe_gpu_shared(s->model, &shared);
-        rate = (double)shared.gpu_experts / shared.gpu_ms + (double)shared.cpu_experts / shared.cpu_ms;
+        rate =
+            (double)shared.gpu_experts / shared.gpu_ms + (double)shared.cpu_experts / shared.cpu_ms;
         values[repeat + i] = (double)shared.gpu_experts;
         values[2 * repeat + i] = (double)shared.cpu_experts;
         values[3 * repeat + i] = shared.gpu_ms;
@@ -176,8 +177,8 @@ static int measure_way(struct share_bench *s, uint32_t way, uint64_t tokens,
     cell->ms[way] = median(values, repeat);
     if (way == 1) {
         cell->hit_bytes = hit;
-        cell->found_bytes = (double)(after.found - before.found) / repeat *
-                            (double)s->info.expert_bytes;
+        cell->found_bytes =
+            (double)(after.found - before.found) / repeat * (double)s->info.expert_bytes;
         cell->link_ms = (hit - cell->found_bytes) / s->link_gbs / 1e6;
     }
     if (way == 2) {
@@ -230,11 +231,11 @@ static json_t *json_of(const struct share_bench *s)
         json_t *object = json_pack(
             "{s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "tokens", (json_int_t)c->tokens,
             "hit_bytes", cli_json_number(c->hit_bytes), "found_bytes",
-            cli_json_number(c->found_bytes), "link_ms", cli_json_number(c->link_ms),
-            "gpu_experts", cli_json_number(c->gpu_experts), "cpu_experts",
-            cli_json_number(c->cpu_experts), "gpu_part_ms", cli_json_number(c->gpu_ms),
-            "cpu_part_ms", cli_json_number(c->cpu_ms), "ideal_ms", cli_json_number(c->ideal_ms),
-            "of_better", cli_json_number(c->ms[2] / better(c)));
+            cli_json_number(c->found_bytes), "link_ms", cli_json_number(c->link_ms), "gpu_experts",
+            cli_json_number(c->gpu_experts), "cpu_experts", cli_json_number(c->cpu_experts),
+            "gpu_part_ms", cli_json_number(c->gpu_ms), "cpu_part_ms", cli_json_number(c->cpu_ms),
+            "ideal_ms", cli_json_number(c->ideal_ms), "of_better",
+            cli_json_number(c->ms[2] / better(c)));
         for (int w = 0; w < WAYS; w++) {
             char key[32];
             snprintf(key, sizeof key, "%s_ms", ways[w]);
@@ -252,9 +253,8 @@ static int measure(struct share_bench *s)
 {
     const struct cli_values *values = s->values;
     const uint32_t *tokens = values->tokens.count ? values->tokens.values : default_tokens;
-    const uint32_t kinds = values->tokens.count
-                               ? values->tokens.count
-                               : sizeof default_tokens / sizeof default_tokens[0];
+    const uint32_t kinds = values->tokens.count ? values->tokens.count
+                                                : sizeof default_tokens / sizeof default_tokens[0];
     const double limits[WAYS] = {s->desc.arithmetic == NUMOE_EXACT ? 2.5e-3 : 2e-2, 5e-3,
                                  s->desc.arithmetic == NUMOE_EXACT ? 5e-3 : 2e-2};
     struct numoe_error error = NUMOE_ERROR_INIT;

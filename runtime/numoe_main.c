@@ -9,8 +9,8 @@
 #include <string.h>
 #include <unistd.h>
 
-static const struct cli_verb *const verbs[] = {&cli_topo,  &cli_plan, &cli_synth,  &cli_run,
-                                               &cli_bench, &cli_soak, &cli_version};
+static const struct cli_verb *const verbs[] = {&cli_topo,  &cli_plan, &cli_synth,   &cli_run,
+                                               &cli_bench, &cli_soak, &cli_certify, &cli_version};
 
 enum { VERB_COUNT = sizeof verbs / sizeof verbs[0] };
 

@@ -523,6 +523,16 @@ static inline int fake_copy_in_many(void *device, void *stream, void *const *to,
     return e;
 }
 
+static inline int fake_replay(void *device, void *stream, const struct numoe_cuda_ffn *ffn,
+                              uint32_t count)
+{
+    int e = fake_call(device);
+
+    for (uint32_t i = 0; !e && i < count; i++)
+        e = fake_push(device, stream, (struct fake_op){.what = FAKE_LAUNCH, .ffn = *ffn});
+    return e ? e : fake_drain(device, stream, NULL, 0);
+}
+
 static inline int fake_round(void *device, void *stream, const float *from, uint16_t *to,
                              uint64_t to_stride, uint64_t rows, uint64_t columns, bool add)
 {
@@ -602,6 +612,7 @@ static const struct gpu_ops fake_ops = {
     .copy_out = fake_copy_out,
     .workspace_bytes = fake_workspace,
     .launch = fake_launch,
+    .replay = fake_replay,
     .round = fake_round,
     .clear_error = fake_clear_error,
     .error_text = fake_text,

@@ -1,0 +1,447 @@
+/*
+ * Forms of the kernels beside the reference, one at a time, and turning off those that are wrong.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "gpu_gate.h"
+#include "gpu_internal.h"
+
+const uint32_t numoe_gpu_forms[NUMOE_GPU_FORMS] = {8, 16, 32, 64, 128};
+
+/* Experts, a batch, and both on the device. */
+struct stage {
+    struct numoe_gpu *gpu;
+    struct numoe_slice_shape shape;
+    struct numoe_activation activation;
+    uint32_t slices, experts, tokens, top_k;
+    uint8_t *host; /* pinned: experts, tables, inputs, outputs, as on the device */
+    uint8_t *device;
+    void *stream;
+    uint64_t table, x, ids, routing, out, work, bytes; /* offsets; experts are first */
+    uint64_t random;
+};
+
+static uint32_t draw(struct stage *s)
+{
+    s->random = s->random * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)(s->random >> 33);
+}
+
+static uint64_t take(uint64_t *at, uint64_t bytes)
+{
+    const uint64_t here = *at;
+    *at += (bytes + 255) / 256 * 256;
+    return here;
+}
+
+/* Without addresses until there is memory. */
+static struct numoe_cuda_ffn call_of(const struct stage *s, uint32_t form)
+{
+    struct numoe_cuda_ffn ffn = {
+        .shape = s->shape,
+        .activation = s->activation,
+        .slices = s->slices,
+        .experts = s->experts,
+        .tokens = s->tokens,
+        .top_k = s->top_k,
+        .x_type = NUMOE_F32,
+        .x_stride = s->shape.hidden,
+        .id_bytes = 4,
+        .out_type = NUMOE_F32,
+        .out_stride = s->shape.hidden,
+        .scale = 1.0f,
+        .chunk_tokens = form,
+    };
+
+    if (!s->device)
+        return ffn;
+    ffn.weights = s->device;
+    ffn.slice_at = (const uint32_t *)(const void *)(s->device + s->table);
+    ffn.x = s->device + s->x;
+    ffn.ids = s->device + s->ids;
+    ffn.routing = (const float *)(const void *)(s->device + s->routing);
+    ffn.out = s->device + s->out;
+    ffn.workspace = s->device + s->work;
+    return ffn;
+}
+
+static void close_stage(struct stage *s)
+{
+    struct numoe_gpu *gpu = s->gpu;
+
+    if (s->stream) {
+        gpu_judge(gpu, gpu->ops->stream_sync(gpu->device, s->stream), NULL, "a check");
+        gpu_judge(gpu, gpu->ops->stream_destroy(gpu->device, s->stream), NULL, "freeing a stream");
+    }
+    if (s->device)
+        gpu_judge(gpu, gpu->ops->release(gpu->device, s->device), NULL, "freeing a check's memory");
+    if (s->host)
+        gpu_judge(gpu, gpu->ops->host_release(gpu->device, s->host), NULL,
+                  "freeing a check's memory");
+}
+
+/* Sizes are set. *there: the device has the form. */
+static int open_stage(struct stage *s, uint32_t form, bool *there, struct numoe_error *error)
+{
+    struct numoe_gpu *gpu = s->gpu;
+    const struct gpu_ops *ops = gpu->ops;
+    const uint64_t pairs = (uint64_t)s->tokens * s->top_k, row = s->shape.hidden * sizeof(float);
+    uint64_t at = 0, host, work;
+    struct numoe_cuda_ffn ffn;
+    int rc;
+
+    take(&at, s->experts * s->slices * s->shape.bytes);
+    s->table = take(&at, s->experts * s->slices * 4);
+    s->x = take(&at, s->tokens * row);
+    s->ids = take(&at, pairs * 4);
+    s->routing = take(&at, pairs * 4);
+    s->out = take(&at, s->tokens * row);
+    host = at;
+    ffn = call_of(s, form);
+    work = ops->workspace_bytes(gpu->device, &ffn);
+    *there = work != 0;
+    if (!work)
+        return 0;
+    s->work = take(&at, work);
+    s->bytes = at;
+    rc = gpu_judge(gpu, ops->host_allocate(gpu->device, host, (void **)&s->host), error,
+                   "allocating a check's memory");
+    if (!rc)
+        rc = gpu_judge(gpu, ops->allocate(gpu->device, s->bytes, (void **)&s->device), error,
+                       "allocating a check's memory");
+    if (!rc)
+        rc = gpu_judge(gpu, ops->stream_create(gpu->device, &s->stream), error, "making a stream");
+    if (rc)
+        return rc;
+    memset(s->host, 0, host);
+    for (uint32_t i = 0; i < s->experts * s->slices; i++)
+        ((uint32_t *)(void *)(s->host + s->table))[i] = (uint32_t)(i * s->shape.bytes / 64);
+    return 0;
+}
+
+/* One step at a time, each waited for: inputs in, the launch or its replay, outputs back. */
+static int step_by_step(struct stage *s, uint32_t form, bool graph, float *out,
+                        struct numoe_error *error)
+{
+    struct numoe_gpu *gpu = s->gpu;
+    const struct gpu_ops *ops = gpu->ops;
+    const struct numoe_cuda_ffn ffn = call_of(s, form);
+    const uint64_t bytes = s->tokens * s->shape.hidden * sizeof(float);
+    int rc;
+
+    memset(s->host + s->out, 0xFF, bytes); /* NaN where nothing is written */
+    rc = gpu_judge(gpu, ops->copy_in(gpu->device, s->stream, s->device, s->host, s->out + bytes),
+                   error, "copying a check's inputs");
+    if (!rc)
+        rc = gpu_judge(gpu, ops->stream_sync(gpu->device, s->stream), error, "a check's inputs");
+    if (!rc)
+        rc = gpu_judge(gpu,
+                       graph ? ops->replay(gpu->device, s->stream, &ffn, 3)
+                             : ops->launch(gpu->device, s->stream, &ffn),
+                       error, "launching %u tokens", s->tokens);
+    if (!rc)
+        rc = gpu_judge(gpu, ops->stream_sync(gpu->device, s->stream), error,
+                       "computing %u tokens", s->tokens);
+    if (!rc)
+        rc = gpu_judge(gpu,
+                       ops->copy_out(gpu->device, s->stream, s->host + s->out, s->device + s->out,
+                                     bytes),
+                       error, "copying a check's outputs");
+    if (!rc)
+        rc = gpu_judge(gpu, ops->stream_sync(gpu->device, s->stream), error, "a check's outputs");
+    if (!rc)
+        memcpy(out, s->host + s->out, bytes);
+    return rc;
+}
+
+/* Relative L2 of a token to float64, and the largest value that there should be. */
+static double compare(const struct stage *s, const float *out, uint32_t token, double *want,
+                      double *largest)
+{
+    const float *x = (const float *)(const void *)(s->host + s->x) + token * s->shape.hidden;
+    const int32_t *ids = (const int32_t *)(const void *)(s->host + s->ids) + token * s->top_k;
+    const float *routing = (const float *)(const void *)(s->host + s->routing) + token * s->top_k;
+    double off = 0, size = 0;
+
+    memset(want, 0, s->shape.hidden * sizeof *want);
+    for (uint32_t j = 0; j < s->top_k; j++)
+        if (ids[j] >= 0)
+            numoe_reference_slices(&s->shape, &s->activation,
+                                   s->host + (uint64_t)ids[j] * s->slices * s->shape.bytes,
+                                   s->slices, x, (double)routing[j], NULL, true, want);
+    *largest = 0;
+    for (uint64_t k = 0; k < s->shape.hidden; k++)
+        *largest = fabs(want[k]) > *largest ? fabs(want[k]) : *largest;
+    for (uint64_t k = 0; k < s->shape.hidden && *largest > 0; k++) {
+        /* in parts of the largest: squares of what fp32 holds need not be in a double's range */
+        const double w = want[k] / *largest;
+        const double d = (double)out[token * s->shape.hidden + k] / *largest - w;
+        off += d * d;
+        size += w * w;
+    }
+    off = size > 0 ? sqrt(off / size) : 0;
+    return isnan(off) ? INFINITY : off;
+}
+
+/* ---- forms ----------------------------------------------------------------------------------- */
+
+enum { HIDDEN = 160, INTERMEDIATE = 96, SLICES = 3, EXPERTS = 9, TOP_K = 3, COMPARED = 24 };
+
+static struct numoe_activation activation_of(enum numoe_activation_kind kind)
+{
+    return (struct numoe_activation){
+        .kind = kind, .limit = 2.5f, .alpha = 1.702f, .gate_cap = 3.0f, .up_cap = 2.0f};
+}
+
+static int pack_expert(struct stage *s, uint32_t expert, uint64_t hidden, uint64_t intermediate,
+                       const unsigned low[3], unsigned kinds, bool all_codes)
+{
+    const uint64_t in = (hidden + 31) / 32, out = (intermediate + 31) / 32;
+    const uint64_t rows = intermediate > hidden ? intermediate : hidden;
+    const uint64_t groups = in > out ? in : out;
+    uint8_t *codes = malloc(3 * rows * groups * 17), *scales = codes + 3 * rows * groups * 16;
+    struct numoe_expert_source source = {.hidden = hidden, .intermediate = intermediate};
+    struct numoe_mxfp4 *const matrices[3] = {&source.gate, &source.up, &source.down};
+    struct numoe_pack_report report = {0};
+    int rc;
+
+    if (!codes)
+        return -ENOMEM;
+    for (int m = 0; m < 3; m++) {
+        const uint64_t wide = m == 2 ? out : in;
+        uint8_t *c = codes + m * rows * groups * 16, *e = scales + m * rows * groups;
+        for (uint64_t i = 0; i < rows * groups * 16; i++)
+            c[i] = (uint8_t)(all_codes ? (2 * i % 16) | (2 * i + 1) % 16 << 4 : draw(s));
+        for (uint64_t i = 0; all_codes && i < rows * groups * 16; i++)
+            if (draw(s) % 2) /* all of them, in every order */
+                c[i] = (uint8_t)(c[i] << 4 | c[i] >> 4);
+        for (uint64_t i = 0; i < rows * groups; i++)
+            e[i] = (uint8_t)(low[m] + (kinds > 1 ? draw(s) % kinds : 0));
+        *matrices[m] = (struct numoe_mxfp4){.codes = c,
+                                            .scales = e,
+                                            .code_stride = wide * 16,
+                                            .scale_stride = wide,
+                                            .code_step = 16,
+                                            .scale_step = 1,
+                                            .nibbles = NUMOE_NIBBLES_ADJACENT};
+    }
+    rc = numoe_pack_slices(&s->shape, &source, 0, s->slices,
+                           s->host + (uint64_t)expert * s->slices * s->shape.bytes, &report);
+    free(codes);
+    return rc;
+}
+
+static void draw_batch(struct stage *s)
+{
+    float *x = (float *)(void *)(s->host + s->x), *routing = (float *)(void *)(s->host + s->routing);
+    int32_t *ids = (int32_t *)(void *)(s->host + s->ids);
+
+    for (uint64_t i = 0; i < s->tokens * s->shape.hidden; i++)
+        x[i] = (float)((int)(draw(s) % 255) - 127) / 64.0f;
+    for (uint64_t i = 0; i < (uint64_t)s->tokens * s->top_k; i++) {
+        ids[i] = draw(s) % 16 ? (int32_t)(draw(s) % s->experts) : -1;
+        routing[i] = 0.25f + (float)(draw(s) % 64) / 128.0f;
+    }
+}
+
+static int run_form(struct stage *s, uint32_t form, bool graph, struct numoe_gpu_finding *f,
+                    struct numoe_error *error)
+{
+    const uint64_t values = s->tokens * s->shape.hidden;
+    float *first = malloc(2 * values * sizeof *first), *again = first + values;
+    double *want = malloc(s->shape.hidden * sizeof *want), largest;
+    const uint32_t step = s->tokens > COMPARED ? s->tokens / COMPARED : 1;
+    int rc = -ENOMEM;
+
+    if (!first || !want) {
+        numoe_error_set(error, rc, "check", "out of memory");
+        goto out;
+    }
+    rc = step_by_step(s, form, false, first, error);
+    if (!rc)
+        rc = step_by_step(s, form, graph, again, error);
+    if (rc)
+        goto out;
+    for (uint32_t t = 0; t < s->tokens; t += step) {
+        const double rel_l2 = compare(s, again, t, want, &largest);
+        f->rel_l2 = rel_l2 > f->rel_l2 ? rel_l2 : f->rel_l2;
+    }
+    f->ok = f->rel_l2 <= GPU_TEST_LIMIT;
+    if (!f->ok)
+        snprintf(f->text, sizeof f->text, "off by %.2e, more than %.0e", f->rel_l2, GPU_TEST_LIMIT);
+    else if (memcmp(first, again, values * sizeof *first) != 0) {
+        f->ok = false;
+        snprintf(f->text, sizeof f->text,
+                 graph ? "a replayed graph gives other bits than a launch"
+                       : "a second launch gives other bits");
+    }
+out:
+    free(first);
+    free(want);
+    return rc;
+}
+
+int numoe_gpu_certify_form(struct numoe_gpu *gpu, enum numoe_activation_kind activation,
+                           uint32_t form, uint32_t tokens, bool graph, struct numoe_gpu_finding *f,
+                           struct numoe_error *error)
+{
+    struct stage s = {.gpu = gpu,
+                      .activation = activation_of(activation),
+                      .slices = SLICES,
+                      .experts = EXPERTS,
+                      .tokens = tokens,
+                      .top_k = TOP_K,
+                      .random = 77 + tokens};
+    int rc = gpu_enter(gpu, error);
+
+    *f = (struct numoe_gpu_finding){0};
+    if (!rc)
+        rc = numoe_slice_shape_init(&s.shape, HIDDEN, false);
+    if (!rc)
+        rc = open_stage(&s, form, &f->there, error);
+    for (uint32_t e = 0; !rc && f->there && e < EXPERTS; e++) {
+        rc = pack_expert(&s, e, HIDDEN, INTERMEDIATE, (const unsigned[]){121, 121, 121}, 4, false);
+        if (rc)
+            numoe_error_set(error, rc, "check", "its experts could not be packed");
+    }
+    if (!rc && f->there) {
+        draw_batch(&s);
+        rc = run_form(&s, form, graph, f, error);
+    }
+    close_stage(&s);
+    return rc;
+}
+
+/* ---- codes ----------------------------------------------------------------------------------- */
+
+/* An expert a scale byte, a token an expert. x is such that h and outputs stay where fp32 and bf16
+ * have all their digits. */
+enum { BYTES = 255, MID = 127, CODES_HIDDEN = 64 };
+
+static float x_scale(enum numoe_matrix matrix, int byte)
+{
+    int power;
+
+    if (matrix == NUMOE_DOWN)
+        power = byte >= MID ? -40 : 0;
+    else
+        power = MID - byte > 60 ? 60 : MID - byte < -60 ? -60 : MID - byte;
+    return ldexpf(1.0f, power);
+}
+
+int numoe_gpu_certify_codes(struct numoe_gpu *gpu, uint32_t form, enum numoe_matrix matrix,
+                            struct numoe_gpu_finding *f, struct numoe_error *error)
+{
+    struct stage s = {.gpu = gpu,
+                      .activation = activation_of(NUMOE_SILU),
+                      .slices = 1,
+                      .experts = BYTES,
+                      .tokens = BYTES,
+                      .top_k = 1,
+                      .random = 5 + (uint64_t)matrix};
+    float out[BYTES * CODES_HIDDEN];
+    double want[CODES_HIDDEN], largest;
+    uint32_t wrong = 0, first = 0;
+    int rc = gpu_enter(gpu, error);
+
+    *f = (struct numoe_gpu_finding){0};
+    if (!rc)
+        rc = numoe_slice_shape_init(&s.shape, CODES_HIDDEN, false);
+    if (!rc)
+        rc = open_stage(&s, form, &f->there, error);
+    for (uint32_t e = 0; !rc && f->there && e < BYTES; e++) {
+        unsigned low[3] = {MID, MID, MID};
+        low[matrix] = e;
+        rc = pack_expert(&s, e, CODES_HIDDEN, 32, low, 1, true);
+        if (rc)
+            numoe_error_set(error, rc, "check", "its experts could not be packed");
+    }
+    if (rc || !f->there)
+        goto out;
+    draw_batch(&s);
+    for (uint32_t t = 0; t < BYTES; t++) {
+        float *x = (float *)(void *)(s.host + s.x) + t * CODES_HIDDEN;
+        for (int k = 0; k < CODES_HIDDEN; k++)
+            x[k] *= x_scale(matrix, (int)t) / 32;
+        ((int32_t *)(void *)(s.host + s.ids))[t] = (int32_t)t;
+    }
+    rc = step_by_step(&s, form, false, out, error);
+    if (rc)
+        goto out;
+    for (uint32_t t = 0; t < BYTES; t++) {
+        const double rel_l2 = compare(&s, out, t, want, &largest);
+        if (t >= 253 && !isfinite(rel_l2))
+            continue;
+        if (!(rel_l2 <= GPU_TEST_LIMIT) && !wrong++)
+            first = t;
+        f->rel_l2 = rel_l2 > f->rel_l2 ? rel_l2 : f->rel_l2;
+    }
+    f->ok = !wrong;
+    if (wrong)
+        snprintf(f->text, sizeof f->text, "%u scale bytes are off by up to %.2e, from %u on", wrong,
+                 f->rel_l2, first);
+out:
+    close_stage(&s);
+    return rc;
+}
+
+/* ---- turning off ----------------------------------------------------------------------------- */
+
+/* What the kernels would choose (kernels/cuda/moe_launch.cu), where that is not off; else the
+ * nearest in this order. */
+uint32_t gpu_choose_form(const struct numoe_gpu *gpu, const struct numoe_cuda_ffn *ffn)
+{
+    const uint64_t pairs = (uint64_t)ffn->tokens * ffn->top_k;
+    const uint64_t hit = pairs < ffn->experts ? pairs : ffn->experts;
+    const uint64_t average = hit ? pairs / hit : 0;
+    const int want = average <= 4 ? 0 : average <= 12 ? 1 : average <= 28 ? 2 : 4;
+
+    if (!gpu->forms_off)
+        return 0;
+    for (int d = 0; d < NUMOE_GPU_FORMS; d++)
+        for (int i = want - d; i <= want + d; i += d ? 2 * d : 1) {
+            struct numoe_cuda_ffn as = *ffn;
+            if (i < 0 || i >= NUMOE_GPU_FORMS || gpu->forms_off >> i & 1)
+                continue;
+            as.chunk_tokens = numoe_gpu_forms[i];
+            if (gpu->ops->workspace_bytes(gpu->device, &as))
+                return numoe_gpu_forms[i];
+        }
+    return 0;
+}
+
+uint32_t gpu_turn_off_forms(struct numoe_gpu *gpu)
+{
+    uint32_t left = 0;
+
+    for (uint32_t i = 0; i < NUMOE_GPU_FORMS; i++) {
+        static const uint32_t tokens[] = {1, 32, 300};
+        bool there = false, ok = true;
+        char why[160] = "";
+
+        for (size_t t = 0; ok && t < sizeof tokens / sizeof tokens[0]; t++) {
+            struct numoe_gpu_finding f;
+            struct numoe_error error = NUMOE_ERROR_INIT;
+            if (numoe_gpu_certify_form(gpu, NUMOE_SWIGLU_OAI, numoe_gpu_forms[i], tokens[t], false,
+                                       &f, &error))
+                return 0; /* it cannot be told */
+            there = there || f.there;
+            ok = !f.there || f.ok;
+            memcpy(why, f.text, sizeof why);
+        }
+        if (there && !ok) {
+            gpu->forms_off |= 1u << i;
+            numoe_log_write(&gpu->log, NUMOE_LOG_WARNING,
+                            "kernels for %u tokens of an expert are not used on %s: %s",
+                            numoe_gpu_forms[i], gpu->properties.name, why);
+        }
+        left += there && ok;
+    }
+    return left;
+}

@@ -1,0 +1,216 @@
+/*
+ * Certifying a device: a form that computes wrong is found, and it alone; what was done is not done
+ * again; and a device with a wrong form is used without it.
+ */
+#include <unistd.h>
+
+#include "cli_certify.h"
+#include "small_model.h"
+
+static uint32_t crooked_form; /* chunk_tokens that compute wrong; 0: none does */
+static bool crooked_replay;
+static uint64_t launches;
+
+static int crooked_launch(void *device, void *stream, const struct numoe_cuda_ffn *ffn)
+{
+    struct numoe_cuda_ffn other = *ffn;
+    launches++;
+    if (crooked_form && ffn->chunk_tokens == crooked_form)
+        other.scale *= 1.05f;
+    return fake_launch(device, stream, &other);
+}
+
+static int wrong_replay(void *device, void *stream, const struct numoe_cuda_ffn *ffn,
+                        uint32_t count)
+{
+    struct numoe_cuda_ffn other = *ffn;
+    launches++;
+    if (crooked_form && ffn->chunk_tokens == crooked_form)
+        other.scale *= 1.05f;
+    if (crooked_replay)
+        other.scale *= 1.0f + 0x1p-20f;
+    return fake_replay(device, stream, &other, count);
+}
+
+static struct gpu_ops ops_of(void)
+{
+    struct gpu_ops ops = fake_ops;
+    ops.launch = crooked_launch;
+    ops.replay = wrong_replay;
+    return ops;
+}
+
+static struct numoe_gpu *open_fake(struct fake *f, const struct gpu_ops *ops, const char *name)
+{
+    struct numoe_gpu_properties p = {.os_node = NUMOE_NONE, .major = 9};
+    struct numoe_gpu *gpu;
+
+    snprintf(p.name, sizeof p.name, "%s", name);
+    cr_assert_eq(gpu_wrap(ops, f, &p, NULL, &gpu), 0);
+    return gpu;
+}
+
+/* Without what takes long on a fake, and what only a real device has. */
+static void make(struct certify *c, struct numoe_gpu *gpu)
+{
+    cr_assert_eq(certify_init(c, gpu), 0);
+    cr_assert_gt(c->count, 300);
+    for (uint32_t i = 0; i < c->count; i++)
+        if (c->checks[i].tokens > 32 || c->checks[i].kind > CERTIFY_CODES)
+            c->checks[i].state = CERTIFY_ABSENT;
+}
+
+Test(gpu_certify, what_is_wrong_is_found_and_nothing_else, .timeout = 120)
+{
+    for (int round = 0; round < 3; round++) {
+        const struct gpu_ops ops = ops_of();
+        struct fake *f = fake_make(3);
+        struct numoe_gpu *gpu = open_fake(f, &ops, "Fake");
+        struct certify c;
+        uint32_t wrong = 0;
+
+        crooked_form = round == 1 ? 32 : 0;
+        crooked_replay = round == 2;
+        make(&c, gpu);
+        cr_assert_eq(certify_run(&c, NULL, NULL, NULL), 0);
+        for (uint32_t i = 0; i < c.count; i++) {
+            const struct certify_check *check = &c.checks[i];
+            const bool bad =
+                round == 1 ? strstr(check->id, "form-32") != NULL : round == 2 && check->graph;
+            if (check->state == CERTIFY_ABSENT)
+                continue;
+            cr_expect_eq(check->state, bad ? CERTIFY_FAILED : CERTIFY_OK, "round %d, %s: %s %s",
+                         round, check->id, certify_state_name(check->state), check->text);
+            cr_expect_eq(check->text[0] != 0, bad);
+            wrong += bad;
+        }
+        cr_expect_eq(certify_failures(&c), wrong);
+        cr_expect_eq(wrong, round == 0 ? 0 : round == 1 ? 4 * 4 * 2 + 3 : 6 * 4 * 4);
+        certify_fini(&c);
+        expect_clean(f);
+        numoe_gpu_close(gpu);
+        fake_free(f);
+    }
+}
+
+static char path[] = "/tmp/numoe-certify-XXXXXX";
+
+static void cut(long keep)
+{
+    cr_assert_eq(truncate(path, keep), 0);
+}
+
+static long size_of_file(void)
+{
+    FILE *file = fopen(path, "r");
+    long size;
+    cr_assert_not_null(file);
+    fseek(file, 0, SEEK_END);
+    size = ftell(file);
+    fclose(file);
+    return size;
+}
+
+static uint32_t open_checks(const struct certify *c)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < c->count; i++)
+        count += c->checks[i].state == CERTIFY_OPEN;
+    return count;
+}
+
+Test(gpu_certify, it_goes_on_where_it_was_left_off, .timeout = 120)
+{
+    const struct gpu_ops ops = ops_of();
+    struct fake *f = fake_make(2);
+    struct numoe_gpu *gpu = open_fake(f, &ops, "Fake"), *other;
+    struct numoe_error error = NUMOE_ERROR_INIT;
+    struct certify c;
+    FILE *file;
+
+    close(mkstemp(path));
+    unlink(path);
+    crooked_form = 16;
+    make(&c, gpu);
+    cr_assert_eq(certify_resume(&c, path, &error), 0); /* there is none yet */
+    cr_assert_eq(certify_run(&c, path, NULL, &error), 0, "%s", error.message);
+    const uint32_t failures = certify_failures(&c);
+    cr_expect_gt(failures, 20);
+    certify_fini(&c);
+    /* all of it is done */
+    make(&c, gpu);
+    launches = 0;
+    cr_assert_eq(certify_resume(&c, path, &error), 0, "%s", error.message);
+    cr_expect_eq(open_checks(&c), 0);
+    cr_assert_eq(certify_run(&c, path, NULL, &error), 0);
+    cr_expect_eq(launches, 0);
+    cr_expect_eq(certify_failures(&c), failures);
+    certify_fini(&c);
+    /* the last line was being written when the power went */
+    cut(size_of_file() - 5);
+    cr_assert_eq(certify_init(&c, gpu), 0);
+    cr_assert_eq(certify_resume(&c, path, &error), 0, "%s", error.message);
+    cr_expect_eq(open_checks(&c), 1);
+    certify_fini(&c);
+    /* damage before that, a file of something else, and another device */
+    file = fopen(path, "a");
+    cr_assert_not_null(file);
+    fputs("\n", file);
+    fclose(file);
+    cr_assert_eq(certify_init(&c, gpu), 0);
+    cr_expect_eq(certify_resume(&c, path, &error), -EINVAL);
+    cr_expect(strstr(error.message, "damaged"), "%s", error.message);
+    certify_fini(&c);
+    other = open_fake(f, &ops, "Other");
+    cr_assert_eq(certify_init(&c, other), 0);
+    cr_expect_eq(certify_resume(&c, path, &error), -EINVAL);
+    cr_expect(strstr(error.message, "Other"), "%s", error.message);
+    certify_fini(&c);
+    file = fopen(path, "w");
+    fputs("what\n", file);
+    fclose(file);
+    cr_assert_eq(certify_init(&c, gpu), 0);
+    cr_expect_eq(certify_resume(&c, path, &error), -EINVAL);
+    certify_fini(&c);
+    unlink(path);
+    numoe_gpu_close(other);
+    numoe_gpu_close(gpu);
+    fake_free(f);
+}
+
+Test(gpu_certify, a_wrong_form_is_not_used_and_the_others_are, .timeout = 60)
+{
+    for (uint32_t i = 0; i < NUMOE_GPU_FORMS; i++) {
+        const struct gpu_ops ops = ops_of();
+        struct model *m = model_make(LAYERS, false);
+        struct fake *f = fake_make(2);
+        struct numoe_gpu *gpu = open_fake(f, &ops, "Fake");
+        const struct numoe_gpu_source source = source_of(m);
+        const struct numoe_gpu_model_options options = {.keep_free_bytes = 4 << 20};
+        struct numoe_gpu_model *model;
+        struct numoe_cuda_ffn ffn = {.experts = 4, .top_k = 2};
+
+        crooked_form = numoe_gpu_forms[i];
+        crooked_replay = false;
+        cr_expect_eq(gpu_choose_form(gpu, &ffn), 0);
+        cr_expect_eq(gpu_turn_off_forms(gpu), NUMOE_GPU_FORMS - 1);
+        cr_expect_eq(gpu->forms_off, 1u << i);
+        for (ffn.tokens = 1; ffn.tokens < 400; ffn.tokens++) {
+            const uint32_t form = gpu_choose_form(gpu, &ffn);
+            cr_expect(form && form != crooked_form, "%u tokens: %u", ffn.tokens, form);
+        }
+        cr_assert_eq(numoe_gpu_model_create(gpu, &source, &options, &model, NULL), 0);
+        for (uint64_t layer = 0; layer < LAYERS; layer++) {
+            struct batch b;
+            uint64_t done;
+            batch_make(&b);
+            cr_assert_eq(numoe_gpu_forward(model, layer, &b.call, &done, NULL), 0);
+            cr_expect(batch_right(m, layer, &b, done));
+        }
+        numoe_gpu_model_destroy(model);
+        expect_clean(f);
+        numoe_gpu_close(gpu);
+        fake_free(f);
+        model_free(m);
+    }
+}
