@@ -338,7 +338,7 @@ struct numoe_plan_cut schedule_cut(const struct build *b, const struct group *gr
     ranges = (slices * numoe_plan_slice_cost((tokens + blocks - 1) / blocks) + share - 1) / share;
     if (ranges > ranges_most)
         ranges = ranges_most;
-    return (struct numoe_plan_cut){blocks, blocks * (ranges ? ranges : 1)};
+    return (struct numoe_plan_cut){blocks, 0, blocks * (ranges ? ranges : 1)};
 }
 
 /*
@@ -465,60 +465,74 @@ static int lay_piece(struct line *line, uint32_t h, uint32_t token, uint32_t tok
     return rc;
 }
 
-static int lay_blocks(struct line *line, uint32_t h, uint32_t blocks)
+/* A lane, or several of equal cost, for a block alone. */
+static int lay_block(struct build *b, const struct group *group, uint32_t h, uint32_t token,
+                     uint32_t tokens, uint64_t lanes)
 {
-    const uint32_t tokens = line->b->hits[h].tokens;
-    int rc = 0;
+    struct line line = {.b = b, .group = group};
+    int rc;
 
-    for (uint32_t i = 0, token = 0; !rc && i < blocks; i++) {
-        const uint32_t end = schedule_block_end(tokens, blocks, i);
-
-        rc = lay_piece(line, h, token, end - token);
-        token = end;
-    }
-    return rc;
+    line.cuts = cuts_evenly(b->slice_count[h] * numoe_plan_slice_cost(tokens), lanes);
+    rc = lay_piece(&line, h, token, tokens);
+    return !rc && line.open ? end_lane(&line) : rc;
 }
 
-/* Cost of hit h in blocks. */
-static uint64_t blocks_cost(const struct build *b, uint32_t h, uint32_t blocks)
+/* Blocks of the first hits, one after another. */
+struct walk {
+    uint32_t h, i, token, tokens; /* block i of hit h is tokens [token, token + tokens) of it */
+    struct numoe_plan_cut cut;    /* h's */
+};
+
+/* On to the next block of hits [0, end); it starts with .tokens 0. @return whether there is one */
+static bool next_block(const struct build *b, const struct group *group, uint64_t total,
+                       struct walk *w, uint32_t end)
 {
-    uint64_t cost = 0;
-
-    for (uint32_t i = 0, token = 0; i < blocks; i++) {
-        const uint32_t end = schedule_block_end(b->hits[h].tokens, blocks, i);
-
-        cost += b->slice_count[h] * numoe_plan_slice_cost(end - token);
-        token = end;
+    if (w->tokens && w->i + 1 < w->cut.blocks) {
+        w->i++;
+        w->token += w->tokens;
+    } else {
+        w->h += w->tokens != 0;
+        w->i = w->token = 0;
+        while (w->h < end && !schedule_cut_evenly(b, group, w->h, total, 1, &w->cut))
+            w->h++; /* the group has none of it */
     }
-    return cost;
+    if (w->h < end)
+        w->tokens = schedule_block_end(b->hits[w->h].tokens, w->cut.blocks, w->i) - w->token;
+    return w->h < end;
 }
 
-/* The first hits, while each is too much for one worker, as one line. *laid: how many. */
+/* The first hits, while each is too much for one worker. *laid: how many. */
 static int lay_evenly(struct build *b, const struct group *group, uint64_t total, uint32_t *laid)
 {
     struct line line = {.b = b, .group = group};
-    struct numoe_plan_cut cut, first = {0, 0};
-    uint64_t all = 0, part = 0, lanes;
+    struct numoe_plan_cut cut, first = {0, 0, 0};
+    struct walk walk = {.tokens = 0}, rest;
+    uint64_t part = 0, blocks = 0, whole, cost = 0, lanes;
     int rc = 0;
 
     for (*laid = 0; *laid < b->many_count; ++*laid) {
         if (!b->slice_count[*laid])
-            continue; /* the group has none of it */
+            continue;
         if (!schedule_cut_evenly(b, group, *laid, total, 1, &cut))
             break;
-        if (all == 0)
+        if (part == 0)
             first = cut;
-        all += blocks_cost(b, *laid, cut.blocks);
+        blocks += cut.blocks;
         part += b->slice_count[*laid] * numoe_plan_slice_cost(b->hits[*laid].tokens);
     }
-    if (all == 0)
+    if (part == 0)
         return 0;
-    /* of the first one's lanes the part that these are of all the work */
+    /* the part of the first one's cut that these are of all the work */
+    whole = first.whole * part / total;
     lanes = (first.lanes * part + total / 2) / total;
-    line.cuts = cuts_evenly(all, lanes ? lanes : 1);
-    for (uint32_t h = 0; !rc && h < *laid; h++)
-        if (schedule_cut_evenly(b, group, h, total, 1, &cut))
-            rc = lay_blocks(&line, h, cut.blocks);
+    for (uint64_t i = 0; !rc && i < whole && i < blocks; i++)
+        if (next_block(b, group, total, &walk, *laid))
+            rc = lay_block(b, group, walk.h, walk.token, walk.tokens, 1);
+    for (rest = walk; next_block(b, group, total, &rest, *laid);)
+        cost += b->slice_count[rest.h] * numoe_plan_slice_cost(rest.tokens);
+    line.cuts = cuts_evenly(cost, lanes ? lanes : 1);
+    while (!rc && next_block(b, group, total, &walk, *laid))
+        rc = lay_piece(&line, walk.h, walk.token, walk.tokens);
     return !rc && line.open ? end_lane(&line) : rc;
 }
 
@@ -537,13 +551,8 @@ static int lay_many(struct build *b, const struct group *group, uint64_t total)
         cut = schedule_cut(b, group, h, total, slices / RANGE_SLICES_LEAST);
         for (uint32_t i = 0, token = 0; !rc && i < cut.blocks; i++) {
             const uint32_t end = schedule_block_end(tokens, cut.blocks, i);
-            struct line line = {.b = b, .group = group};
 
-            line.cuts =
-                cuts_evenly(slices * numoe_plan_slice_cost(end - token), cut.lanes / cut.blocks);
-            rc = lay_piece(&line, h, token, end - token);
-            if (!rc && line.open)
-                rc = end_lane(&line);
+            rc = lay_block(b, group, h, token, end - token, cut.lanes / cut.blocks);
             token = end;
         }
     }

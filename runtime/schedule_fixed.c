@@ -156,6 +156,7 @@ static int lay_many(struct build *b, uint32_t g, uint32_t h, struct walk begin, 
                             &cut)) {
         /* so that all hits together have so many, whatever the rounding */
         own = b->slice_count[h] * numoe_plan_slice_cost(tokens);
+        cut.lanes += cut.whole;
         cut.lanes = (cut.lanes * (before + own) + total / 2) / total -
                     (cut.lanes * before + total / 2) / total;
         if (cut.lanes == 0)

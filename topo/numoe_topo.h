@@ -429,8 +429,13 @@ enum numoe_reach numoe_plan_best_reach(const struct numoe_plan *plan,
 /** How experts with many tokens are cut. */
 struct numoe_plan_cut {
     uint32_t blocks; /**< of tokens, of each expert */
-    uint64_t lanes;  /**< of slices of all their blocks, end to end */
+    uint64_t whole;  /**< of all experts' blocks, so many are lanes as they are */
+    uint64_t lanes;  /**< and the others, end to end, are cut into so many */
 };
+
+/** Of the blocks that are cut: parts that lanes have of them, each with partial outputs of its own.
+ *  Of experts with unequal tokens a mean. */
+uint64_t numoe_plan_cut_parts(const struct numoe_plan_cut *cut, uint64_t experts);
 
 enum { NUMOE_PLAN_BLOCK_TOKENS_LEAST = 16 }; /**< smaller blocks decode weights too often */
 

@@ -193,19 +193,17 @@ static double even_ranges(const struct box *box, double workers, double experts,
         double like = experts * (double)numoe_plan_slice_cost((uint64_t)mean) /
                       (double)numoe_plan_slice_cost((uint64_t)tokens);
         uint64_t n = (uint64_t)fmax(floor(like + 0.5), 1);
-        double lanes = 1, blocks = 1;
+        double parts = 1, blocks = 1;
 
         if (numoe_plan_cuts_evenly((uint64_t)workers, n)) {
             struct numoe_plan_cut cut =
                 numoe_plan_even_cut((uint32_t)fmax(workers, 1), n, (uint64_t)slices, 1,
                                     (uint32_t)tokens, (uint32_t)many_tokens);
 
-            lanes = (double)cut.lanes;
             blocks = (double)n * cut.blocks;
+            parts = (double)cut.whole + (double)numoe_plan_cut_parts(&cut, n);
         }
-        /* a lane may end in another block than it began */
-        ranges += weight * (fmod(lanes, blocks) > 0 ? (lanes + blocks - 1) / blocks
-                                                    : fmax(lanes / blocks, 1));
+        ranges += weight * parts / blocks;
         sum += weight;
     }
     return ranges / sum;
