@@ -276,6 +276,8 @@ struct few_copier {
             shared.items[turn].count = 0;
         __syncwarp();
         say_full(at.stage);
+        /* not gone before the others are: tools take the barriers of a block's part for broken */
+        barrier_wait(shared_address(&shared.empty[at.stage]), at.parity ^ 1);
     }
 };
 

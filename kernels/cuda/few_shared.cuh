@@ -58,9 +58,9 @@ struct item {
 
 template <int STAGES>
 struct few_shared {
-    /* An item's place is used again when the copier is STAGES + 1 items on: it then has had a stage
-     * back that the item after it used. */
-    enum { ITEMS = STAGES + 1 };
+    /* An item may have one step. When the copier tells of item i, every consumer has taken the
+     * stage of item i - STAGES - 1, so it is done with the one before: that place may be used. */
+    enum { ITEMS = STAGES + 2 };
     stage stages[STAGES];
     float4 sums[CONSUMERS / 2][4][32]; /* of two warps, [tile A, B][m][lane] */
     item items[ITEMS];

@@ -308,9 +308,12 @@ DI void consume(const call &c, few_shared<STAGES> &shared)
 
         barrier_wait(shared_address(&shared.full[at.stage]), at.parity);
         if (now.count == 0)
-            return;
+            break;
         compute(c, now, shared, at);
     }
+    __syncwarp();
+    if ((threadIdx.x & 31) == 0)
+        barrier_arrive(shared_address(&shared.empty[at.stage]));
 }
 
 /* ---- the kernel -------------------------------------------------------------------------------
@@ -339,12 +342,11 @@ __global__ void __launch_bounds__(FEW_THREADS, BLOCKS) few_tokens(call c)
     __syncthreads();
     if (threadIdx.x >= CONSUMING) {
         few_copier<STAGES>(c, shared).run();
-    } else {
-        consume(c, shared);
-        if (c.fused)
-            put_empty(c, valid_slots(c, shared));
+        return;
     }
-    __syncthreads();
+    consume(c, shared);
+    if (c.fused)
+        put_empty(c, valid_slots(c, shared));
 }
 
 enum { BLOCKS = 4 }; /* an SM, which bound the registers */

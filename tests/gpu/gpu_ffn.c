@@ -827,7 +827,7 @@ static void test_far_slices(void)
 }
 
 /* Any form gives every count of tokens, to one expert or to some. */
-enum { FORM_TESTS = 5 * 3 };
+enum { SHALLOW_TESTS = 3, FORM_TESTS = 5 * 3 + SHALLOW_TESTS };
 
 static void test_forms(void)
 {
@@ -849,6 +849,20 @@ static void test_forms(void)
             batch_free(&b);
             end();
         }
+    for (int i = 0; i < SHALLOW_TESTS; i++) { /* as where an SM has less shared memory */
+        const struct numoe_cuda_few few = device.few;
+        struct batch b;
+        begin("chunks of 8, 3 stages, %u tokens", tokens[i]);
+        batch_make(&b, &s, tokens[i], TOP_K, (unsigned)i);
+        b.chunk_tokens = 8;
+        device.few = (struct numoe_cuda_few){.stages = 3, .blocks_an_sm = 2};
+        void *out = compute(&s, &b);
+        device.few = few;
+        compare(&s, &b, out);
+        free(out);
+        batch_free(&b);
+        end();
+    }
     begin("forms");
     set_free(&s);
     harness_failed += !harness_ok;
@@ -978,17 +992,26 @@ static void test_refusals(void)
     end();
 }
 
-static void print_kernels(void)
+/* Nothing spills, and everything but wgmma, which older devices have not, fits where a block may
+ * have 99 KiB (case F2). */
+static void test_kernels(void)
 {
     struct numoe_cuda_kernel_info info[32];
     const size_t count = numoe_cuda_kernels(info, 32);
 
-    printf("%-12s %9s %6s %8s %8s %9s %6s\n", "kernel", "registers", "local", "static", "dynamic",
+    begin("what the kernels need");
+    printf("%-20s %9s %6s %8s %8s %9s %6s\n", "kernel", "registers", "local", "static", "dynamic",
            "blocks/SM", "code");
-    for (size_t i = 0; i < count; i++)
-        printf("%-12s %9d %6d %8d %8d %9d %6d\n", info[i].name, info[i].registers,
+    for (size_t i = 0; i < count; i++) {
+        printf("%-20s %9d %6d %8d %8d %9d %6d\n", info[i].name, info[i].registers,
                info[i].local_bytes, info[i].static_shared_bytes, info[i].dynamic_shared_bytes,
                info[i].blocks_an_sm, info[i].binary_version);
+        expect(info[i].local_bytes == 0, "%s spills", info[i].name);
+        expect(strstr(info[i].name, "wgmma") != NULL ||
+                   info[i].static_shared_bytes + info[i].dynamic_shared_bytes <= 99 * 1024,
+               "%s needs more than 99 KiB", info[i].name);
+    }
+    end();
 }
 
 /* "small": what a sanitizer, which is a hundred times slower, gets through. */
@@ -996,12 +1019,12 @@ int main(int argc, char **argv)
 {
     const bool small = argc > 1 && !strcmp(argv[1], "small");
     const int tests = PATTERN_TESTS + EXTREME_TESTS + MXFP8_TESTS + ORDER_TESTS + REPEAT_TESTS +
-                      NAN_TESTS + MANY_TESTS + FORM_TESTS + GRAPH_TESTS + 1;
+                      NAN_TESTS + MANY_TESTS + FORM_TESTS + GRAPH_TESTS + 2;
 
     if (!have_device(small ? tests : tests + SHAPE_TESTS + VARIANT_TESTS + FAR_TESTS))
         return finish();
     must(numoe_cuda_device_init(&device), "the device's numbers");
-    print_kernels();
+    test_kernels();
     test_refusals();
     test_patterns();
     test_extreme_scales();
