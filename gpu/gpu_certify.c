@@ -12,7 +12,7 @@
 #include "gpu_gate.h"
 #include "gpu_internal.h"
 
-const uint32_t numoe_gpu_forms[NUMOE_GPU_FORMS] = {8, 16, 32, 64, 128};
+const uint32_t numoe_gpu_forms[NUMOE_GPU_FORMS] = {8, 32, 64, 128};
 
 /* Experts, a batch, and both on the device. */
 struct stage {
@@ -146,13 +146,12 @@ static int step_by_step(struct stage *s, uint32_t form, bool graph, float *out,
                              : ops->launch(gpu->device, s->stream, &ffn),
                        error, "launching %u tokens", s->tokens);
     if (!rc)
-        rc = gpu_judge(gpu, ops->stream_sync(gpu->device, s->stream), error,
-                       "computing %u tokens", s->tokens);
+        rc = gpu_judge(gpu, ops->stream_sync(gpu->device, s->stream), error, "computing %u tokens",
+                       s->tokens);
     if (!rc)
-        rc = gpu_judge(gpu,
-                       ops->copy_out(gpu->device, s->stream, s->host + s->out, s->device + s->out,
-                                     bytes),
-                       error, "copying a check's outputs");
+        rc = gpu_judge(
+            gpu, ops->copy_out(gpu->device, s->stream, s->host + s->out, s->device + s->out, bytes),
+            error, "copying a check's outputs");
     if (!rc)
         rc = gpu_judge(gpu, ops->stream_sync(gpu->device, s->stream), error, "a check's outputs");
     if (!rc)
@@ -178,7 +177,7 @@ static double compare(const struct stage *s, const float *out, uint32_t token, d
     *largest = 0;
     for (uint64_t k = 0; k < s->shape.hidden; k++)
         *largest = fabs(want[k]) > *largest ? fabs(want[k]) : *largest;
-    for (uint64_t k = 0; k < s->shape.hidden && *largest > 0; k++) {
+    for (uint64_t k = 0; k<s->shape.hidden && * largest> 0; k++) {
         /* in parts of the largest: squares of what fp32 holds need not be in a double's range */
         const double w = want[k] / *largest;
         const double d = (double)out[token * s->shape.hidden + k] / *largest - w;
@@ -239,7 +238,8 @@ static int pack_expert(struct stage *s, uint32_t expert, uint64_t hidden, uint64
 
 static void draw_batch(struct stage *s)
 {
-    float *x = (float *)(void *)(s->host + s->x), *routing = (float *)(void *)(s->host + s->routing);
+    float *x = (float *)(void *)(s->host + s->x),
+          *routing = (float *)(void *)(s->host + s->routing);
     int32_t *ids = (int32_t *)(void *)(s->host + s->ids);
 
     for (uint64_t i = 0; i < s->tokens * s->shape.hidden; i++)
@@ -400,7 +400,7 @@ uint32_t gpu_choose_form(const struct numoe_gpu *gpu, const struct numoe_cuda_ff
     const uint64_t pairs = (uint64_t)ffn->tokens * ffn->top_k;
     const uint64_t hit = pairs < ffn->experts ? pairs : ffn->experts;
     const uint64_t average = hit ? pairs / hit : 0;
-    const int want = average <= 4 ? 0 : average <= 12 ? 1 : average <= 28 ? 2 : 4;
+    const int want = average <= 5 ? 0 : average <= 28 ? 1 : 3;
 
     if (!gpu->forms_off)
         return 0;

@@ -252,7 +252,7 @@ void numoe_gpu_model_report(const struct numoe_gpu_model *model, struct numoe_gp
 /* ---- certifying ----------------------------------------------------------------------------- */
 
 /** Tokens of an expert that a form of the kernels computes together. */
-enum { NUMOE_GPU_FORMS = 5 };
+enum { NUMOE_GPU_FORMS = 4 };
 extern const uint32_t numoe_gpu_forms[NUMOE_GPU_FORMS];
 
 struct numoe_gpu_finding {

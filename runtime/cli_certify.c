@@ -42,14 +42,14 @@ static void row_of(const struct certify_check *check, char name[32])
     if (check->kind == CERTIFY_CODES)
         from = strchr(from, '.') + 1;
     end = strchr(from, '.');
-    snprintf(name, 32, "%s%.*s", check->kind == CERTIFY_CODES ? "codes " : "",
-             (int)(end - from), from);
+    snprintf(name, 32, "%s%.*s", check->kind == CERTIFY_CODES ? "codes " : "", (int)(end - from),
+             from);
 }
 
 static void print_rows(const struct certify *c, FILE *out, bool markdown)
 {
-    const char *const line = markdown ? "| %s | %u | %u | %u | %u | %.2e |\n"
-                                      : "%-16s %6u %6u %6u %6u   %.2e\n";
+    const char *const line =
+        markdown ? "| %s | %u | %u | %u | %u | %.2e |\n" : "%-16s %6u %6u %6u %6u   %.2e\n";
 
     fprintf(out, markdown ? "| kernels | ok | failed | absent | errors | worst rel. L2 |\n"
                             "|---|---|---|---|---|---|\n"
@@ -82,10 +82,11 @@ static void print_rates(const struct certify *c, FILE *out, bool markdown)
                     "mma.sync %.0f Gop/s\n",
                     check->value[0], check->value[1], check->value[2]);
         if (check->kind == CERTIFY_RATES)
-            fprintf(out, markdown ? "\n| prompt | tokens/s | total/max(copy, compute) | of link |\n"
-                                    "|---|---|---|---|\n"
-                                  : "\nprompt  tokens/s  total/max   of link   (V4-Flash, 43 layers' "
-                                    "experts copied for each prompt)\n");
+            fprintf(out, markdown
+                             ? "\n| prompt | tokens/s | total/max(copy, compute) | of link |\n"
+                               "|---|---|---|---|\n"
+                             : "\nprompt  tokens/s  total/max   of link   (V4-Flash, 43 layers' "
+                               "experts copied for each prompt)\n");
         if (check->kind == CERTIFY_PREFILL && check->state == CERTIFY_OK)
             fprintf(out, markdown ? "| %u | %.0f | %.3f | %.3f |\n" : "%6u %9.0f %10.3f %9.3f\n",
                     (unsigned)check->tokens, check->value[0], check->value[1], check->value[2]);

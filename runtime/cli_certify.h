@@ -25,8 +25,8 @@ enum certify_kind { CERTIFY_FORM, CERTIFY_CODES, CERTIFY_RATES, CERTIFY_PREFILL 
 
 struct certify_check {
     enum certify_kind kind;
-    char id[64];                   /* "form-32.silu.512.graph" */
-    int form, activation, matrix;  /* form: an index; -1: as the kernels choose */
+    char id[64];                  /* "form-32.silu.512.graph" */
+    int form, activation, matrix; /* form: an index; -1: as the kernels choose */
     uint32_t tokens;
     bool graph;
     enum certify_state state;

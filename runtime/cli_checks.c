@@ -50,8 +50,8 @@ static struct certify_check *next(struct certify *c, enum certify_kind kind)
 int certify_init(struct certify *c, struct numoe_gpu *gpu)
 {
     const struct numoe_gpu_properties *p = numoe_gpu_get(gpu);
-    const size_t most = (size_t)(NUMOE_GPU_FORMS + 1) * (ACTIVATIONS * TOKEN_COUNTS * 2 + MATRICES) +
-                        1 + PROMPTS;
+    const size_t most =
+        (size_t)(NUMOE_GPU_FORMS + 1) * (ACTIVATIONS * TOKEN_COUNTS * 2 + MATRICES) + 1 + PROMPTS;
     char form[16];
 
     *c = (struct certify){.gpu = gpu, .checks = calloc(most, sizeof *c->checks)};
@@ -191,7 +191,8 @@ int certify_resume(struct certify *c, const char *path, struct numoe_error *erro
     return rc;
 }
 
-/* The file to append to, with the device as its first line; without a last line that was cut off. */
+/* The file to append to, with the device as its first line; without a last line that was cut off.
+ */
 static FILE *open_file(const struct certify *c, const char *path, struct numoe_error *error)
 {
     FILE *file = fopen(path, "we");
@@ -308,9 +309,13 @@ static int prefill_once(const struct certify *c, struct certify_check *check,
     uint16_t *x = malloc(tokens * p->desc.hidden * sizeof *x);
     int32_t *ids = malloc(tokens * top_k * sizeof *ids);
     float *weights = malloc(tokens * top_k * sizeof *weights);
-    struct numoe_gpu_bench bench = {
-        .tokens = tokens, .top_k = top_k, .routings = 1, .repeat = REPEAT, .x = x, .ids = ids,
-        .routing = weights};
+    struct numoe_gpu_bench bench = {.tokens = tokens,
+                                    .top_k = top_k,
+                                    .routings = 1,
+                                    .repeat = REPEAT,
+                                    .x = x,
+                                    .ids = ids,
+                                    .routing = weights};
     struct numoe_gpu_bench_stream result;
     int rc = -ENOMEM;
 
@@ -323,8 +328,8 @@ static int prefill_once(const struct certify *c, struct certify_check *check,
     }
     if (!rc) {
         const double longest = fmax(result.copy_ms, result.compute_ms);
-        check->value[0] = (double)tokens / (result.total_ms * 1e-3) * (double)LAYERS /
-                          (double)p->desc.layers;
+        check->value[0] =
+            (double)tokens / (result.total_ms * 1e-3) * (double)LAYERS / (double)p->desc.layers;
         check->value[1] = result.total_ms / longest;
         check->value[2] = (double)result.bytes / result.total_ms / 1e6 / c->link_gbs;
         check->state = CERTIFY_OK;
@@ -364,9 +369,8 @@ static int prefill(const struct certify *c, struct certify_check *check, struct 
             .present = present,
             .generation = generation,
         };
-        rc = numoe_gpu_model_create(c->gpu, &source,
-                                    &(struct numoe_gpu_model_options){.stream = true}, &model,
-                                    error);
+        rc = numoe_gpu_model_create(
+            c->gpu, &source, &(struct numoe_gpu_model_options){.stream = true}, &model, error);
     }
     if (!rc)
         rc = prefill_once(c, check, model, &p, error);
@@ -392,8 +396,8 @@ static int do_check(struct certify *c, struct certify_check *check, struct numoe
         rc = numoe_gpu_certify_codes(c->gpu, form, (enum numoe_matrix)check->matrix, &found, error);
         break;
     case CERTIFY_RATES:
-        rc = numoe_gpu_ceilings(c->gpu, &check->value[0], &check->value[1], &check->value[2],
-                                error);
+        rc =
+            numoe_gpu_ceilings(c->gpu, &check->value[0], &check->value[1], &check->value[2], error);
         c->link_gbs = check->value[1];
         check->state = rc ? CERTIFY_ERROR : CERTIFY_OK;
         return rc;
