@@ -480,24 +480,25 @@ static int lay_block(struct build *b, const struct group *group, uint32_t h, uin
 /* Blocks of the first hits, one after another. */
 struct walk {
     uint32_t h, i, token, tokens; /* block i of hit h is tokens [token, token + tokens) of it */
-    struct numoe_plan_cut cut;    /* h's */
 };
 
 /* On to the next block of hits [0, end); it starts with .tokens 0. @return whether there is one */
-static bool next_block(const struct build *b, const struct group *group, uint64_t total,
-                       struct walk *w, uint32_t end)
+static bool next_block(const struct build *b, struct walk *w, uint32_t end)
 {
-    if (w->tokens && w->i + 1 < w->cut.blocks) {
+    const struct hit *hit = &b->hits[w->h];
+
+    if (w->tokens && w->i + 1 < hit->cut.blocks) {
         w->i++;
         w->token += w->tokens;
     } else {
         w->h += w->tokens != 0;
         w->i = w->token = 0;
-        while (w->h < end && !schedule_cut_evenly(b, group, w->h, total, 1, &w->cut))
+        while (w->h < end && !b->slice_count[w->h])
             w->h++; /* the group has none of it */
+        hit = &b->hits[w->h];
     }
     if (w->h < end)
-        w->tokens = schedule_block_end(b->hits[w->h].tokens, w->cut.blocks, w->i) - w->token;
+        w->tokens = schedule_block_end(hit->tokens, hit->cut.blocks, w->i) - w->token;
     return w->h < end;
 }
 
@@ -505,7 +506,7 @@ static bool next_block(const struct build *b, const struct group *group, uint64_
 static int lay_evenly(struct build *b, const struct group *group, uint64_t total, uint32_t *laid)
 {
     struct line line = {.b = b, .group = group};
-    struct numoe_plan_cut cut, first = {0, 0, 0};
+    struct numoe_plan_cut first = {0, 0, 0};
     struct walk walk = {.tokens = 0}, rest;
     uint64_t part = 0, blocks = 0, whole, cost = 0, lanes;
     int rc = 0;
@@ -513,11 +514,11 @@ static int lay_evenly(struct build *b, const struct group *group, uint64_t total
     for (*laid = 0; *laid < b->many_count; ++*laid) {
         if (!b->slice_count[*laid])
             continue;
-        if (!schedule_cut_evenly(b, group, *laid, total, 1, &cut))
+        if (!schedule_cut_evenly(b, group, *laid, total, 1, &b->hits[*laid].cut))
             break;
         if (part == 0)
-            first = cut;
-        blocks += cut.blocks;
+            first = b->hits[*laid].cut;
+        blocks += b->hits[*laid].cut.blocks;
         part += b->slice_count[*laid] * numoe_plan_slice_cost(b->hits[*laid].tokens);
     }
     if (part == 0)
@@ -526,12 +527,12 @@ static int lay_evenly(struct build *b, const struct group *group, uint64_t total
     whole = first.whole * part / total;
     lanes = (first.lanes * part + total / 2) / total;
     for (uint64_t i = 0; !rc && i < whole && i < blocks; i++)
-        if (next_block(b, group, total, &walk, *laid))
+        if (next_block(b, &walk, *laid))
             rc = lay_block(b, group, walk.h, walk.token, walk.tokens, 1);
-    for (rest = walk; next_block(b, group, total, &rest, *laid);)
+    for (rest = walk; next_block(b, &rest, *laid);)
         cost += b->slice_count[rest.h] * numoe_plan_slice_cost(rest.tokens);
     line.cuts = cuts_evenly(cost, lanes ? lanes : 1);
-    while (!rc && next_block(b, group, total, &walk, *laid))
+    while (!rc && next_block(b, &walk, *laid))
         rc = lay_piece(&line, walk.h, walk.token, walk.tokens);
     return !rc && line.open ? end_lane(&line) : rc;
 }

@@ -13,8 +13,9 @@
 /* A hit expert and its distinct tokens. */
 struct hit {
     uint32_t expert, first, tokens;
-    bool many;     /* laid out as one with many tokens */
-    bool few_form; /* computed by the few-token form, however many they are */
+    bool many;                 /* laid out as one with many tokens */
+    bool few_form;             /* computed by the few-token form, however many they are */
+    struct numoe_plan_cut cut; /* of the group being laid out, if it is an even one */
 };
 
 struct build {

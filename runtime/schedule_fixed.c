@@ -150,24 +150,29 @@ static int lay_many(struct build *b, uint32_t g, uint32_t h, struct walk begin, 
     const uint32_t tokens = b->hits[h].tokens;
     struct walk walk = begin;
     struct numoe_plan_cut cut;
-    uint64_t own, at = 0;
+    uint64_t whole = 0, lanes, at = 0; /* blocks that are lanes; lanes for the others */
 
     if (schedule_cut_evenly(b, begin.group, h, total, (b->slice_count[h] + units - 1) / units,
                             &cut)) {
-        /* so that all hits together have so many, whatever the rounding */
-        own = b->slice_count[h] * numoe_plan_slice_cost(tokens);
-        cut.lanes += cut.whole;
-        cut.lanes = (cut.lanes * (before + own) + total / 2) / total -
-                    (cut.lanes * before + total / 2) / total;
-        if (cut.lanes == 0)
-            cut.lanes = 1;
+        const uint64_t own = b->slice_count[h] * numoe_plan_slice_cost(tokens);
+        const uint64_t experts = (total + own / 2) / own;
+
+        /* each hit's part of both, so that all have so many lanes whatever the rounding */
+        whole = cut.whole / experts;
+        lanes = (cut.lanes * (before + own) + total / 2) / total -
+                (cut.lanes * before + total / 2) / total;
     } else {
         cut = schedule_cut(b, begin.group, h, total, units);
+        lanes = cut.lanes;
     }
-    if (cut.lanes > cut.blocks * units)
-        cut.lanes = cut.blocks * units;
-    for (uint64_t i = 0; i < cut.lanes; i++) {
-        const uint64_t end = cut.blocks * units * (i + 1) / cut.lanes;
+    if (lanes > (cut.blocks - whole) * units)
+        lanes = (cut.blocks - whole) * units;
+    if (lanes == 0)
+        lanes = 1;
+    for (uint64_t i = 1; i <= whole + lanes; i++) {
+        const uint64_t end =
+            i <= whole ? i * units
+                       : (whole * lanes + (cut.blocks - whole) * (i - whole)) * units / lanes;
         uint64_t cost = 0;
         int rc = schedule_push_lane(b);
 

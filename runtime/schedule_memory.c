@@ -101,7 +101,7 @@ static void bound_fixed(const struct numoe_model *model, uint64_t few_pairs, uin
 
     schedule_count_units(model, &units, &of_group);
     rows = most->pairs * groups + few_pairs * units + 36 * lanes * of_group +
-           least_of(most->tokens, workers * 2 * model->kernels->many_tokens) * units +
+           least_of(most->pairs, workers * 4 * model->kernels->many_tokens) * units +
            6 * workers * least_of(most->tokens, model->kernels->many_tokens);
     most->rows = least_of(rows, most->pairs * units);
     most->lanes =
