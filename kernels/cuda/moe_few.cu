@@ -57,11 +57,8 @@ DI uint32_t walk(const call &c, few_shared<STAGES> &shared, uint32_t steps, ring
                                          c.two_23);
             }
             b = load_shared_vector((rows ^ 64 * i) + off);
-            if (i == 1) {
-                __syncwarp();
-                if (lane == 0)
-                    barrier_arrive(empty + 8 * at.stage);
-            }
+            if (i == 1)
+                say_empty(empty + 8 * at.stage);
             tile_sums<1>(code[0], f[0], &b, acc[0]);
             tile_sums<1>(code[1], f[1], &b, acc[1]);
         }
@@ -311,9 +308,7 @@ DI void consume(const call &c, few_shared<STAGES> &shared)
             break;
         compute(c, now, shared, at);
     }
-    __syncwarp();
-    if ((threadIdx.x & 31) == 0)
-        barrier_arrive(shared_address(&shared.empty[at.stage]));
+    say_empty(shared_address(&shared.empty[at.stage]));
 }
 
 /* ---- the kernel -------------------------------------------------------------------------------
@@ -337,7 +332,7 @@ __global__ void __launch_bounds__(FEW_THREADS, BLOCKS) few_tokens(call c)
     if (threadIdx.x == 0)
         for (int i = 0; i < STAGES; i++) {
             barrier_init(shared_address(&shared.full[i]), 32 + 1);
-            barrier_init(shared_address(&shared.empty[i]), CONSUMERS);
+            barrier_init(shared_address(&shared.empty[i]), EMPTY_ARRIVALS);
         }
     __syncthreads();
     if (threadIdx.x >= CONSUMING) {
