@@ -484,7 +484,7 @@ int numoe_wait(struct numoe_model *model, uint64_t ticket, struct numoe_result *
  * Call a submission off: workers finish the lane at hand, a part of an expert or some of them, and
  * begin no further one. numoe_wait is still to be called, and returns soon. Then out holds what
  * nobody should read, and deferred experts are lost, those of this call and those that it was to
- * collect.
+ * collect. Stats and the result count it as they would the whole call.
  * @return 0; -EALREADY it is done (a GPU's always are), numoe_wait says with what; -EINVAL no such
  *         ticket of this model; -ECHILD as numoe_forward
  * @thread any. Never waits for a call.

@@ -3,6 +3,7 @@
  * whoever has most left. Real times are numoe bench --stats --routing.
  */
 #include <criterion/criterion.h>
+#include <math.h>
 #include <stdio.h>
 
 #include "bench.h"
@@ -22,17 +23,21 @@ static uint64_t lane_cost(const struct numoe_schedule *s, uint32_t lane)
     return cost;
 }
 
-/* The busiest worker's time over the mean. */
-static double imbalance(const struct numoe_schedule *s, uint32_t workers)
+/* Of these workers, the busiest one's time over the mean; they steal from each other. */
+static double imbalance_of(const struct numoe_schedule *s, const uint32_t *members,
+                           uint32_t workers)
 {
+    uint32_t lanes = 0;
+
     uint64_t *busy = calloc(workers, sizeof *busy), sum = 0, most = 0;
     uint32_t *at = malloc(workers * sizeof *at), *end = malloc(workers * sizeof *end);
 
     for (uint32_t w = 0; w < workers; w++) {
-        at[w] = s->lane_first[w];
-        end[w] = s->lane_first[w + 1];
+        at[w] = s->lane_first[members[w]];
+        end[w] = s->lane_first[members[w] + 1];
+        lanes += end[w] - at[w];
     }
-    for (uint32_t done = 0; done < s->lane_count; done++) {
+    for (uint32_t done = 0; done < lanes; done++) {
         uint32_t w = 0, victim = 0;
         uint64_t cost;
 
@@ -48,7 +53,22 @@ static double imbalance(const struct numoe_schedule *s, uint32_t workers)
     free(busy);
     free(at);
     free(end);
-    return (double)most * workers / (double)sum;
+    return sum ? (double)most * workers / (double)sum : 1;
+}
+
+/* Of the group where it is worst. */
+static double imbalance(const struct numoe_schedule *s)
+{
+    const struct model_groups *groups = &s->model->groups[s->reach];
+    double worst = 1;
+
+    for (uint32_t g = 0; g < groups->count; g++) {
+        const uint32_t first = groups->worker_first[g];
+
+        worst = fmax(worst,
+                     imbalance_of(s, groups->workers + first, groups->worker_first[g + 1] - first));
+    }
+    return worst;
 }
 
 /* One expert of 64 slices with 64 tokens is 512 pieces at most: some for each of many workers.
@@ -62,17 +82,17 @@ static double most_of(uint32_t workers, uint64_t tokens, bool one, bool invarian
     return invariant ? 1.15 : 1.1;
 }
 
-static void check_workers(uint32_t workers, bool invariant)
+static void check_machine(const char *machine, enum numoe_form form, uint32_t workers,
+                          bool invariant)
 {
     static const uint64_t counts[] = {64, 256, 1024};
     struct numoe_options options = NUMOE_OPTIONS_INIT;
     struct numoe_model_desc desc = NUMOE_MODEL_DESC_INIT;
     struct numoe_model *model;
     struct numoe *context;
-    char machine[64];
 
-    snprintf(machine, sizeof machine, "numa:1(memory=64GB) core:%u pu:1", workers);
     options.topology = machine;
+    options.form = form;
     options.threads = 1;
     options.batch_invariant = invariant;
     desc.layers = 1;
@@ -107,12 +127,12 @@ static void check_workers(uint32_t workers, bool invariant)
             batch.out = y;
             cr_assert_eq(numoe_schedule_begin(&s, model, 0, &batch), 0);
             s.token_count = tokens;
-            cr_assert_eq(numoe_schedule_build(&s, workers), 0);
-            cr_expect_leq(imbalance(&s, workers),
+            cr_assert_eq(numoe_schedule_build(&s, model->plan->worker_count), 0);
+            cr_expect_leq(imbalance(&s),
                           most_of(workers, tokens, routing == NUMOE_ROUTING_ONE, invariant),
                           "%u workers, %s, %lu tokens%s: %.3f", workers,
                           numoe_bench_routing_name((enum numoe_bench_routing)routing), tokens,
-                          invariant ? ", fixed" : "", imbalance(&s, workers));
+                          invariant ? ", fixed" : "", imbalance(&s));
             numoe_schedule_free(&s);
             numoe_bench_router_destroy(router);
             free(x);
@@ -122,6 +142,30 @@ static void check_workers(uint32_t workers, bool invariant)
         }
     numoe_model_destroy(model);
     numoe_close(context);
+}
+
+static void check_workers(uint32_t workers, bool invariant)
+{
+    char machine[64];
+
+    snprintf(machine, sizeof machine, "numa:1(memory=64GB) core:%u pu:1", workers);
+    check_machine(machine, NUMOE_FORM_AUTO, workers, invariant);
+}
+
+/* Within each group of nodes: of whole experts some have none of what is hit. */
+Test(balance, on_several_nodes_too, .timeout = 120)
+{
+    static const struct {
+        const char *machine;
+        enum numoe_form form;
+        uint32_t workers; /* of a group */
+    } cases[] = {{"numa:2(memory=64GB) core:8 pu:1", NUMOE_FORM_EXPERTS, 8},
+                 {"numa:4(memory=64GB) core:7 pu:1", NUMOE_FORM_EXPERTS, 7},
+                 {"pack:2 l3:4 [numa(memory=64GB)] core:8 pu:1", NUMOE_FORM_EXPERTS, 8},
+                 {"numa:4(memory=64GB) core:8 pu:1", NUMOE_FORM_EVERY_NODE, 32}};
+
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        check_machine(cases[i].machine, cases[i].form, cases[i].workers, false);
 }
 
 Test(balance, skewed_routing_leaves_workers_within_a_tenth, .timeout = 120)

@@ -7,6 +7,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "context.h"
 #include "model.h"
 #include "numoe.h"
 #include "support/fixture.h"
@@ -236,6 +237,105 @@ Test(reserve, deferred_experts_too, .timeout = 60)
     call_free(&c);
     close_model(&f);
     experts_free(&f);
+}
+
+/* ---- layouts alone -----------------------------------------------------------------------------
+ */
+
+static uint64_t between(uint64_t first, uint64_t last)
+{
+    return first + (random_u64() >> 11) % (last - first + 1);
+}
+
+/* Ways in which few experts are most of the work, and others. */
+static void route_at_random(int32_t *ids, uint64_t tokens, uint64_t k, uint64_t experts)
+{
+    const uint64_t kind = between(0, 4), few = between(1, 12);
+
+    for (uint64_t t = 0; t < tokens; t++)
+        for (uint64_t j = 0; j < k; j++) {
+            const uint64_t id = kind == 0   ? between(0, experts - 1)
+                                : kind == 1 ? j
+                                : kind == 2 ? (uint64_t)((double)experts * pow(random_unit(), 4))
+                                : kind == 3 ? between(0, few - 1)
+                                : t * (j + 2) / 2 < tokens ? 7 * j % experts
+                                                           : experts;
+
+            ids[t * k + j] = id < experts ? (int32_t)id : -1;
+        }
+}
+
+static void describe_machine(char *name, size_t size)
+{
+    static const char *const shapes[] = {"numa:%u(memory=64GB) core:%u pu:1",
+                                         "pack:2 l3:%u [numa(memory=16GB)] core:%u pu:1",
+                                         "pack:2 [numa(memory=64GB)] l3:%u core:%u pu:1"};
+    const uint64_t shape = between(0, 4);
+
+    if (shape < 3)
+        snprintf(name, size, shapes[shape], (unsigned)between(1, 6), (unsigned)between(1, 12));
+    else
+        snprintf(name, size, shapes[0], 1u, (unsigned)between(1, shape == 3 ? 12 : 130));
+}
+
+/* Random calls of a random model on a random machine, after what they need was reserved. */
+static void check_layouts(void)
+{
+    static const enum numoe_form forms[] = {NUMOE_FORM_AUTO, NUMOE_FORM_EVERY_NODE,
+                                            NUMOE_FORM_EXPERTS};
+    const uint64_t experts = between(1, between(0, 1) ? 8 : 64), k_most = between(1, 8);
+    const uint64_t most = between(1, between(0, 1) ? 200 : 8000);
+    struct fixture f = fixture_of(1, experts, 32 * between(1, 4), 32 * between(1, 64), false,
+                                  between(0, 1) ? NUMOE_FAST : NUMOE_EXACT);
+    struct numoe_options options = NUMOE_OPTIONS_INIT;
+    struct numoe_schedule s = {.part = SCHEDULE_NOW};
+    struct numoe_batch b = NUMOE_BATCH_INIT;
+    float *weights = calloc(most * k_most, sizeof *weights);
+    int32_t *ids = calloc(most * k_most, sizeof *ids);
+    const uint64_t extreme = between(0, 3);
+    uint64_t before;
+    char name[96];
+
+    describe_machine(name, sizeof name);
+    options.topology = name;
+    options.threads = 1;
+    options.form = forms[between(0, 2)];
+    options.batch_invariant = between(0, 1);
+    f.desc.experts_per_token = between(1, experts < 8 ? experts : 8);
+    cr_assert_eq(numoe_open(&options, &f.context, NULL), 0, "%s", name);
+    cr_assert_eq(numoe_model_create(f.context, &f.desc, &f.model, NULL), 0, "%s", name);
+    for (uint64_t e = 0; e < experts; e++)
+        numoe_model_mark(f.model, 0, e, true, extreme == 0 && e % 3 == 0);
+    cr_assert_eq(numoe_schedule_reserve(&s, f.model, most, k_most, 0), 0);
+    before = s.memory_bytes;
+    b.x = b.out = weights;
+    b.x_type = b.out_type = NUMOE_F32;
+    b.ids = ids;
+    b.weights = weights;
+    for (int call = 0; call < 25; call++) {
+        b.tokens = between(0, 2) ? most : between(1, most);
+        b.top_k = between(0, 1) ? k_most : between(1, k_most);
+        route_at_random(ids, b.tokens, b.top_k, experts);
+        cr_assert_eq(numoe_schedule_begin(&s, f.model, 0, &b), 0);
+        s.token_begin = 0;
+        s.token_count = b.tokens < numoe_schedule_pass(&s) ? b.tokens : numoe_schedule_pass(&s);
+        cr_assert_eq(numoe_schedule_build(&s, numoe_pool_worker_count(f.context->pool)), 0);
+        cr_assert_eq(s.memory_bytes, before,
+                     "%s, form %d, invariant %d, %lu experts of %lu x %lu, %lu tokens of %lu", name,
+                     (int)options.form, options.batch_invariant, experts, f.desc.hidden,
+                     f.desc.intermediate, b.tokens, b.top_k);
+    }
+    numoe_schedule_free(&s);
+    free(ids);
+    free(weights);
+    close_model(&f);
+}
+
+Test(reserve, whatever_the_machine_and_the_routing, .timeout = 240)
+{
+    random_state = 20261201;
+    for (int i = 0; i < 120; i++)
+        check_layouts();
 }
 
 /* More than was reserved is got as ever, and outputs are the same. */
