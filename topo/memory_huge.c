@@ -19,6 +19,8 @@
 #define MAP_HUGE_1GB (30 << 26)
 #endif
 
+enum { PART_PAGES = 64 };
+
 static bool take(struct numoe_memory *memory, unsigned char *address, uint64_t bytes, int size)
 {
     void *mapped = mmap(address, bytes, PROT_READ | PROT_WRITE,
@@ -53,7 +55,14 @@ void memory_take_pools(struct numoe_memory *memory)
         memory->pooled_bytes = memory->giant_bytes = pages * MEMORY_GIANT_PAGE;
     pages = (memory->mapped - memory->pooled_bytes) / MEMORY_HUGE_PAGE;
     pages = pages < have.huge_2m_free ? pages : have.huge_2m_free;
-    if (pages && take(memory, memory->address + memory->pooled_bytes, pages * MEMORY_HUGE_PAGE,
-                      MAP_HUGE_2MB))
-        memory->pooled_bytes += pages * MEMORY_HUGE_PAGE;
+    /* in parts: when others take pages meanwhile, what was got before is kept */
+    while (pages) {
+        const uint64_t some = pages < PART_PAGES ? pages : PART_PAGES;
+
+        if (!take(memory, memory->address + memory->pooled_bytes, some * MEMORY_HUGE_PAGE,
+                  MAP_HUGE_2MB))
+            break;
+        memory->pooled_bytes += some * MEMORY_HUGE_PAGE;
+        pages -= some;
+    }
 }

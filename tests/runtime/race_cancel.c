@@ -1,6 +1,6 @@
 /*
- * Submissions of a context called off by several threads, while others call, reserve and wait, under
- * ThreadSanitizer: each is done and right, or cancelled, and nothing else is disturbed.
+ * Submissions of a context called off by several threads, while others call, reserve and wait,
+ * under ThreadSanitizer: each is done and right, or cancelled, and nothing else is disturbed.
  */
 #include "stats_context.h"
 
