@@ -231,6 +231,74 @@ void numoe_gpu_held(const struct numoe_gpu_model *model, uint64_t layer, uint8_t
 int numoe_gpu_profile_save(const struct numoe_gpu_model *model, const char *path,
                            struct numoe_error *error);
 
+/* ---- for engines: a stream of the caller's ------------------------------------------------------
+ *
+ * A stream is CUDA's cudaStream_t, of the same device. These wait for the device only where a
+ * layer's table of experts that stay has changed since its last call, for that call; and where 32
+ * pieces are on their way, for the oldest's copy. All host memory has to be pinned (-ENOTSUP), and
+ * one call at a time is in the making, whoever makes it (-EBUSY). Outputs of an earlier call on
+ * another stream are ordered by the caller.
+ */
+
+/** A call on device memory. */
+struct numoe_gpu_device_call {
+    uint64_t tokens, top_k;
+    const void *x;
+    enum numoe_type x_type;
+    uint64_t x_stride;    /**< elements, >= hidden */
+    const int32_t *ids;   /**< [tokens][top_k]; negative, missing or past the end: skipped */
+    const float *routing; /**< [tokens][top_k] */
+    float *out;           /**< [tokens][out_stride] */
+    uint64_t out_stride;  /**< elements, >= hidden */
+    bool add;
+    float scale;
+    void *workspace; /**< numoe_gpu_workspace() bytes, 256-byte aligned; free once the stream is
+                        past */
+    uint64_t workspace_bytes;
+};
+
+/** @return device bytes that the call needs; 0: it is too large */
+uint64_t numoe_gpu_workspace(const struct numoe_gpu_model *model,
+                             const struct numoe_gpu_device_call *call);
+
+/**
+ * Queue a layer on the stream and return.
+ * @param host_ids  the same ids in host memory, read until this returns: only their experts are
+ *                  copied; NULL: all of the layer that are not on the device
+ * @return 0; -EINVAL, -ENOTSUP, -EBUSY, -EIO, -ENOMEM: out is then undefined
+ */
+int numoe_gpu_enqueue(struct numoe_gpu_model *model, uint64_t layer,
+                      const struct numoe_gpu_device_call *call, const int32_t *host_ids,
+                      void *stream, struct numoe_error *error);
+
+/** Experts on the device, for kernels of the engine's own: slices as numoe_kernels.h draws them. */
+struct numoe_gpu_piece {
+    const uint8_t *weights;   /**< device */
+    const uint32_t *slice_at; /**< device [experts][slices]: where each begins, in 64-byte units
+                                 from weights; NUMOE_GPU_ABSENT in [e][0]: not in this piece. NULL:
+                                   there are no more pieces */
+    const float *down_bias;   /**< device [experts][32 hidden_tiles] in lane order, or NULL */
+    void *handle;             /**< numoe's */
+};
+
+/** Begin a layer: copies of the ids' experts (NULL: all) start. numoe_gpu_pieces_end must follow.
+ */
+int numoe_gpu_pieces_begin(struct numoe_gpu_model *model, uint64_t layer, const int32_t *host_ids,
+                           uint64_t tokens, uint64_t top_k, struct numoe_error *error);
+/**
+ * The next piece: those that are on the device first, then in the order of arrival. What is queued
+ * on the stream from now on finds it complete. Every expert is in one piece only.
+ * @return 0; -EAGAIN: pieces that are not done with fill the device memory for them
+ */
+int numoe_gpu_piece_next(struct numoe_gpu_model *model, void *stream, struct numoe_gpu_piece *piece,
+                         struct numoe_error *error);
+/** What is queued on the stream by now was its last use: its memory is given on behind that. */
+int numoe_gpu_piece_done(struct numoe_gpu_model *model, void *stream,
+                         const struct numoe_gpu_piece *piece, struct numoe_error *error);
+/** After the last piece, or before: pieces not taken are dropped, and for those not done with the
+ *  stream is waited for. */
+void numoe_gpu_pieces_end(struct numoe_gpu_model *model, void *stream);
+
 struct numoe_gpu_report {
     bool resident;                       /**< there is room for every expert */
     uint64_t expert_bytes, device_bytes; /**< of an expert; of all that was taken */

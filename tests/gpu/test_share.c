@@ -38,8 +38,8 @@ Test(gpu_share, the_division_is_the_best_of_all, .timeout = 60)
     random_state = 3;
     for (int round = 0; round < 300; round++) {
         struct gpu_share share =
-            speeds(1e9 * (1 + random_u64() % 60), 1e9 * (1 + random_u64() % 300),
-                   1e12 * (1 + random_u64() % 20));
+            speeds(1e9 * (double)(1 + random_u64() % 60), 1e9 * (double)(1 + random_u64() % 300),
+                   1e12 * (double)(1 + random_u64() % 20));
         uint32_t tokens_of[FEW], order[FEW];
         uint8_t held[FEW], on_gpu[FEW], other[FEW];
         struct gpu_share_choice choice, check, alone;

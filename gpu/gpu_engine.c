@@ -1,0 +1,145 @@
+/*
+ * The engine's side: calls on device memory and on a stream of the caller's, and pieces for kernels
+ * of the engine's own. gpu_stream.c does what is said here; nothing is waited for but what it
+ * names.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#include <errno.h>
+#include <string.h>
+
+#include "gpu_model.h"
+
+int numoe_gpu_pieces_begin(struct numoe_gpu_model *m, uint64_t layer, const int32_t *ids,
+                           uint64_t tokens, uint64_t top_k, struct numoe_error *error)
+{
+    const uint64_t experts = m->source.experts;
+    int rc = gpu_enter(m->gpu, error);
+
+    if (rc)
+        return rc;
+    if (layer >= m->source.layers)
+        return numoe_error_set(error, -EINVAL, "layer", "%llu of %llu", (unsigned long long)layer,
+                               (unsigned long long)m->source.layers);
+    if (m->running || m->stream.in_call)
+        return numoe_error_set(error, -EBUSY, "layer", "another call is not over");
+    if (m->pinned.pinned_bytes != m->pinned.wanted_bytes)
+        return numoe_error_set(error, -ENOTSUP, "staging",
+                               "host memory is not all pinned: its copies would be waited for");
+    gpu_model_warm(m);
+    memset(m->need, 0, experts * sizeof *m->need);
+    for (uint64_t i = 0; ids && i < tokens * top_k; i++)
+        if (ids[i] >= 0 && (uint64_t)ids[i] < experts)
+            m->need[ids[i]]++;
+    for (uint64_t e = 0; !ids && e < experts; e++)
+        m->need[e] = 1;
+    return gpu_stream_begin(&m->stream, layer, m->need, NULL, ids ? tokens : 0, error);
+}
+
+int numoe_gpu_piece_next(struct numoe_gpu_model *m, void *stream, struct numoe_gpu_piece *piece,
+                         struct numoe_error *error)
+{
+    struct gpu_part part;
+    int rc = gpu_enter(m->gpu, error);
+
+    if (!rc && !m->stream.in_call)
+        rc = numoe_error_set(error, -EINVAL, "layer", "none was begun");
+    if (!rc)
+        rc = gpu_stream_next(&m->stream, stream, &part, error);
+    if (rc)
+        return rc;
+    *piece = (struct numoe_gpu_piece){.weights = part.weights,
+                                      .slice_at = part.slice_at,
+                                      .down_bias = part.down_bias,
+                                      .handle = part.piece};
+    return 0;
+}
+
+int numoe_gpu_piece_done(struct numoe_gpu_model *m, void *stream,
+                         const struct numoe_gpu_piece *piece, struct numoe_error *error)
+{
+    const struct gpu_part part = {.weights = piece->weights,
+                                  .slice_at = piece->slice_at,
+                                  .down_bias = piece->down_bias,
+                                  .piece = piece->handle};
+    const int rc = gpu_enter(m->gpu, error);
+
+    return rc ? rc : gpu_stream_done(&m->stream, stream, &part, error);
+}
+
+void numoe_gpu_pieces_end(struct numoe_gpu_model *m, void *stream)
+{
+    gpu_enter(m->gpu, NULL);
+    gpu_stream_end(&m->stream, stream);
+}
+
+/* ---- calls ----------------------------------------------------------------------------------- */
+
+static void describe(const struct numoe_gpu_model *m, const struct numoe_gpu_device_call *call,
+                     const struct gpu_part *part, struct numoe_cuda_ffn *ffn)
+{
+    *ffn = (struct numoe_cuda_ffn){
+        .tokens = (uint32_t)call->tokens,
+        .top_k = (uint32_t)call->top_k,
+        .x = call->x,
+        .x_type = call->x_type,
+        .x_stride = call->x_stride,
+        .ids = call->ids,
+        .routing = call->routing,
+        .out = call->out,
+        .out_type = NUMOE_F32,
+        .out_stride = call->out_stride,
+        .scale = call->scale,
+        .workspace = call->workspace,
+    };
+    gpu_model_ffn(m, part, ffn);
+    ffn->chunk_tokens = gpu_choose_form(m->gpu, ffn);
+}
+
+uint64_t numoe_gpu_workspace(const struct numoe_gpu_model *m,
+                             const struct numoe_gpu_device_call *call)
+{
+    struct numoe_cuda_ffn ffn;
+
+    if (call->tokens > UINT32_MAX || call->top_k > UINT32_MAX)
+        return 0;
+    describe(m, call, NULL, &ffn);
+    return m->gpu->ops->workspace_bytes(m->gpu->device, &ffn);
+}
+
+int numoe_gpu_enqueue(struct numoe_gpu_model *m, uint64_t layer,
+                      const struct numoe_gpu_device_call *call, const int32_t *host_ids,
+                      void *stream, struct numoe_error *error)
+{
+    const uint64_t work = numoe_gpu_workspace(m, call);
+    struct numoe_gpu *gpu = m->gpu;
+    bool first = true;
+    int rc;
+
+    if (!work || call->workspace_bytes < work)
+        return numoe_error_set(error, -EINVAL, "workspace",
+                               "%llu bytes are not the %llu that %llu tokens need",
+                               (unsigned long long)call->workspace_bytes, (unsigned long long)work,
+                               (unsigned long long)call->tokens);
+    rc = numoe_gpu_pieces_begin(m, layer, host_ids, call->tokens, call->top_k, error);
+    if (rc)
+        return rc;
+    for (;; first = false) {
+        struct numoe_cuda_ffn ffn;
+        struct gpu_part part;
+
+        rc = gpu_stream_next(&m->stream, stream, &part, error);
+        if (rc || !part.slice_at)
+            break;
+        describe(m, call, &part, &ffn);
+        ffn.add = call->add || !first;
+        rc = gpu_judge(gpu, gpu->ops->launch(gpu->device, stream, &ffn), error,
+                       "launching layer %llu for %u tokens", (unsigned long long)layer, ffn.tokens);
+        if (!rc)
+            rc = gpu_stream_done(&m->stream, stream, &part, error);
+        if (rc)
+            break;
+    }
+    gpu_stream_end(&m->stream, stream);
+    return rc;
+}

@@ -1,0 +1,161 @@
+/* Calls on streams of the caller's, one behind the other without waiting for any. */
+#include "small_model.h"
+
+enum { CALLS = 4 * LAYERS, PART = 4096 };
+
+static void run_seed(uint64_t seed)
+{
+    struct model *m = model_make(LAYERS, seed % 2);
+    struct fake *f = fake_make(seed);
+    struct numoe_gpu *gpu = wrap(f);
+    const struct numoe_gpu_source source = source_of(m);
+    const struct numoe_gpu_model_options options = {.window_bytes = 20000 + seed % 3 * 30000,
+                                                    .stream = seed % 5 == 0,
+                                                    .cache_bytes = 1 + seed % 4 * 20000,
+                                                    .piece_bytes = 1,
+                                                    .keep_free_bytes = 4 << 20};
+    struct numoe_gpu_model *model;
+    struct numoe_error error = NUMOE_ERROR_INIT;
+    static struct batch b[CALLS];
+    uint8_t *memory[CALLS], *host = NULL;
+    void *streams[2];
+
+    cr_assert_eq(numoe_gpu_model_create(gpu, &source, &options, &model, NULL), 0);
+    cr_assert_eq(fake_host_allocate(f, CALLS * 4 * PART, (void **)&host), 0);
+    for (int i = 0; i < 2; i++)
+        cr_assert_eq(fake_stream_create(f, &streams[i]), 0);
+    for (uint64_t i = 0; i < CALLS; i++) {
+        uint8_t *at = host + i * 4 * PART;
+        void *stream = streams[seed % 3 ? random_u64() % 2 : 0];
+        struct numoe_gpu_device_call call;
+
+        batch_make(&b[i]);
+        b[i].call.add = false;
+        cr_assert_eq(fake_allocate(f, 5 * PART, (void **)&memory[i]), 0);
+        memcpy(at, b[i].x, sizeof b[i].x);
+        memcpy(at + PART, b[i].ids, sizeof b[i].ids);
+        memcpy(at + 2 * PART, b[i].routing, sizeof b[i].routing);
+        fake_copy_in(f, stream, memory[i], at, 3 * PART);
+        call = (struct numoe_gpu_device_call){
+            .tokens = b[i].call.tokens,
+            .top_k = TOP_K,
+            .x = memory[i],
+            .x_type = NUMOE_F32,
+            .x_stride = HIDDEN,
+            .ids = (const int32_t *)(const void *)(memory[i] + PART),
+            .routing = (const float *)(const void *)(memory[i] + 2 * PART),
+            .out = (float *)(void *)(memory[i] + 3 * PART),
+            .out_stride = HIDDEN + GAP,
+            .scale = 1.5f,
+            .workspace = memory[i] + 4 * PART,
+            .workspace_bytes = PART,
+        };
+        cr_assert_eq(numoe_gpu_enqueue(model, i % LAYERS, &call,
+                                       random_u64() % 3 ? &b[i].ids[0][0] : NULL, stream, &error),
+                     0, "%s", error.message);
+        fake_copy_out(f, stream, at + 3 * PART, memory[i] + 3 * PART, PART);
+        if (random_u64() % 2)
+            cr_assert_eq(numoe_gpu_prefetch(model, (i + 1) % LAYERS, NULL, 0, NULL), 0);
+        call.workspace_bytes = 1;
+        cr_expect_eq(numoe_gpu_enqueue(model, 0, &call, NULL, stream, &error), -EINVAL);
+    }
+    for (int i = 0; i < 2; i++)
+        cr_assert_eq(fake_stream_sync(f, streams[i]), 0);
+    for (uint64_t i = 0; i < CALLS; i++) {
+        const float *out = (const float *)(const void *)(host + i * 4 * PART + 3 * PART);
+        for (uint64_t t = 0; t < b[i].call.tokens; t++)
+            memcpy(b[i].out[t], out + t * (HIDDEN + GAP), HIDDEN * sizeof *out);
+        cr_expect(batch_right(m, i % LAYERS, &b[i], b[i].call.tokens), "seed %d, call %d",
+                  (int)seed, (int)i);
+        fake_release(f, memory[i]);
+    }
+    for (int i = 0; i < 2; i++)
+        fake_stream_destroy(f, streams[i]);
+    fake_host_release(f, host);
+    numoe_gpu_model_destroy(model);
+    expect_clean(f);
+    numoe_gpu_close(gpu);
+    fake_free(f);
+    model_free(m);
+}
+
+Test(gpu_engine, calls_on_the_callers_streams, .timeout = 120)
+{
+    for (uint64_t seed = 1; seed <= 60; seed++)
+        run_seed(seed);
+}
+
+/* Every expert that is asked for comes in one piece, also where an engine holds several pieces; and
+ * when nothing more fits, that is said and passes. */
+Test(gpu_engine, pieces_for_kernels_of_others)
+{
+    struct model *m = model_make(LAYERS, true);
+
+    for (uint64_t seed = 1; seed <= 20; seed++) {
+        struct fake *f = fake_make(seed);
+        struct numoe_gpu *gpu = wrap(f);
+        const struct numoe_gpu_source source = source_of(m);
+        const struct numoe_gpu_model_options options = {.window_bytes = 14000,
+                                                        .stream = seed % 2,
+                                                        .piece_bytes = 1,
+                                                        .keep_free_bytes = 4 << 20};
+        struct numoe_gpu_model *model;
+        struct numoe_gpu_piece held[EXPERTS + 1], piece;
+        uint32_t pieces = 0, given = 0, full = 0;
+        void *stream;
+
+        cr_assert_eq(numoe_gpu_model_create(gpu, &source, &options, &model, NULL), 0);
+        cr_assert_eq(fake_stream_create(f, &stream), 0);
+        cr_expect_eq(numoe_gpu_piece_next(model, stream, &piece, NULL), -EINVAL);
+        cr_assert_eq(numoe_gpu_pieces_begin(model, 1, NULL, 0, 0, NULL), 0);
+        cr_expect_eq(numoe_gpu_pieces_begin(model, 1, NULL, 0, 0, NULL), -EBUSY);
+        for (;;) {
+            const int rc = numoe_gpu_piece_next(model, stream, &piece, NULL);
+            if (rc == -EAGAIN) {
+                cr_assert_gt(pieces, 0);
+                full++;
+                cr_assert_eq(numoe_gpu_piece_done(model, stream, &held[0], NULL), 0);
+                memmove(held, held + 1, --pieces * sizeof *held);
+                continue;
+            }
+            cr_assert_eq(rc, 0);
+            if (!piece.slice_at)
+                break;
+            cr_assert_eq(fake_stream_sync(f, stream), 0);
+            for (uint64_t e = 0; e < EXPERTS; e++)
+                given += piece.slice_at[e * SLICES] != NUMOE_GPU_ABSENT;
+            held[pieces++] = piece;
+        }
+        cr_expect_eq(given, EXPERTS);
+        cr_expect(seed % 2 == 0 || full > 0);
+        while (pieces > 1)
+            cr_assert_eq(numoe_gpu_piece_done(model, stream, &held[--pieces], NULL), 0);
+        numoe_gpu_pieces_end(model, stream); /* one is not done with: its stream is waited for */
+        cr_assert_eq(fake_stream_destroy(f, stream), 0);
+        numoe_gpu_model_destroy(model);
+        expect_clean(f);
+        numoe_gpu_close(gpu);
+        fake_free(f);
+    }
+    model_free(m);
+}
+
+Test(gpu_engine, memory_that_is_not_pinned_is_refused)
+{
+    struct model *m = model_make(LAYERS, false);
+    struct fake *f = fake_make(1);
+    struct numoe_gpu *gpu = wrap(f);
+    const struct numoe_gpu_source source = source_of(m);
+    const struct numoe_gpu_model_options options = {
+        .no_pinning = true, .ring_bytes = 16384, .keep_free_bytes = 4 << 20};
+    struct numoe_gpu_model *model;
+
+    cr_assert_eq(numoe_gpu_model_create(gpu, &source, &options, &model, NULL), 0);
+    cr_expect_eq(numoe_gpu_pieces_begin(model, 0, NULL, 0, 0, NULL), -ENOTSUP);
+    cr_expect_eq(numoe_gpu_pieces_begin(model, LAYERS, NULL, 0, 0, NULL), -EINVAL);
+    numoe_gpu_model_destroy(model);
+    expect_clean(f);
+    numoe_gpu_close(gpu);
+    fake_free(f);
+    model_free(m);
+}
