@@ -123,6 +123,7 @@ struct numoe_expert_source {
     uint64_t bias_step;     /**< 1, or 2 for interleaved biases */
     uint64_t first_row;     /**< gate and up begin with this row, a multiple of 32; those before
                                  are not there. Biases begin with the first */
+    uint64_t down_row, down_column; /**< down begins there, multiples of 64 and of 32 */
 };
 
 /** What numoe_pack_slices met. */
@@ -146,6 +147,19 @@ struct numoe_pack_report {
 int numoe_pack_slices(const struct numoe_slice_shape *shape,
                       const struct numoe_expert_source *source, uint64_t first, uint64_t count,
                       void *out, struct numoe_pack_report *report);
+
+/** The same of gate, up and their biases alone; down is not looked at. */
+int numoe_pack_gate_up(const struct numoe_slice_shape *shape,
+                       const struct numoe_expert_source *source, uint64_t first, uint64_t count,
+                       void *out, struct numoe_pack_report *report);
+
+/**
+ * The same of some rows of down alone: pair tiles [pair, pair + pairs) of each slice, of 64 rows
+ * each. There are (hidden_tiles + 1) / 2.
+ */
+int numoe_pack_down(const struct numoe_slice_shape *shape, const struct numoe_expert_source *source,
+                    uint64_t first, uint64_t count, uint64_t pair, uint64_t pairs, void *out,
+                    struct numoe_pack_report *report);
 
 /** Which matrix of a slice. */
 enum numoe_matrix { NUMOE_GATE = 0, NUMOE_UP = 1, NUMOE_DOWN = 2 };

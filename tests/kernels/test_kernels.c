@@ -417,6 +417,96 @@ Test(kernels_pack, slices_together_are_slices_alone)
     test_expert_free(&e);
 }
 
+/* Copy rows [row, row + rows) and groups [group, group + groups) of a matrix of `columns`. */
+static struct numoe_mxfp4 piece(const struct numoe_mxfp4 *from, uint64_t row, uint64_t rows,
+                                uint64_t group, uint64_t groups, uint8_t *codes, uint8_t *scales)
+{
+    struct numoe_mxfp4 to = {.codes = codes,
+                             .scales = scales,
+                             .code_stride = 16 * groups,
+                             .scale_stride = groups,
+                             .code_step = 16,
+                             .scale_step = 1,
+                             .nibbles = from->nibbles};
+
+    for (uint64_t r = 0; r < rows; r++) {
+        memcpy(codes + r * to.code_stride, from->codes + (row + r) * from->code_stride + 16 * group,
+               16 * groups);
+        memcpy(scales + r * groups, from->scales + (row + r) * from->scale_stride + group, groups);
+    }
+    return to;
+}
+
+/* Slices of gate and up one by one and rows of down piece by piece, each as all there is of the
+ * source, are the slices packed at once; and what is wrong has the same place. */
+Test(kernels_pack, pieces_of_a_source_are_the_whole)
+{
+    enum { SLICES = 7, H = 224, I = 32 * SLICES };
+    struct numoe_slice_shape shape;
+    struct numoe_pack_report report = {0};
+    struct test_expert e;
+    uint8_t *codes = malloc(2 * H * I), *scales = malloc(H * I);
+
+    random_state = 9;
+    test_expert_make(&e, H, I, true);
+    numoe_slice_shape_init(&shape, H, true);
+    uint8_t *a = aligned_bytes(SLICES * shape.bytes), *b = aligned_bytes(SLICES * shape.bytes);
+    memset(a, 0xA5, SLICES * shape.bytes);
+    memset(b, 0x5A, SLICES * shape.bytes);
+    cr_assert_eq(numoe_pack_slices(&shape, &e.source, 0, SLICES, a, &report), 0);
+    for (unsigned wrong = 0; wrong < 2; wrong++) {
+        if (wrong) {
+            e.scales[1][(3 * 32 + 5) * (H / 32) + 6] = 255;
+            e.scales[2][130 * (I / 32) + 5] = 255;
+        }
+        for (uint64_t s = 0; s < SLICES; s++) {
+            struct numoe_expert_source part = e.source;
+
+            part.first_row = 32 * s;
+            part.gate = piece(&e.source.gate, 32 * s, 32, 0, H / 32, codes, scales);
+            part.up = piece(&e.source.up, 32 * s, 32, 0, H / 32, codes + H * I, scales + H * I / 2);
+            if (!wrong || s != 3) {
+                cr_assert_eq(numoe_pack_gate_up(&shape, &part, s, 1, b + s * shape.bytes, &report),
+                             0);
+                continue;
+            }
+            cr_assert_eq(numoe_pack_gate_up(&shape, &part, s, 1, b + s * shape.bytes, &report),
+                         -EDOM);
+            cr_assert_eq(report.bad_matrix, NUMOE_UP);
+            cr_assert_eq(report.bad_row, 3 * 32 + 5);
+            cr_assert_eq(report.bad_group, 6);
+        }
+        for (uint64_t s = 0; s < SLICES; s += 5)
+            for (uint64_t p = 0; p < 4; p += 2) {
+                const uint64_t count = s ? 2 : 5, rows = p ? H - 128 : 128;
+                struct numoe_expert_source part = e.source;
+
+                part.down_row = 64 * p;
+                part.down_column = 32 * s;
+                part.down = piece(&e.source.down, 64 * p, rows, s, count, codes, scales);
+                if (!wrong || s != 5 || p != 2) {
+                    cr_assert_eq(numoe_pack_down(&shape, &part, s, count, p, 2, b + s * shape.bytes,
+                                                 &report),
+                                 0);
+                    continue;
+                }
+                cr_assert_eq(
+                    numoe_pack_down(&shape, &part, s, count, p, 2, b + s * shape.bytes, &report),
+                    -EDOM);
+                cr_assert_eq(report.bad_matrix, NUMOE_DOWN);
+                cr_assert_eq(report.bad_row, 130);
+                cr_assert_eq(report.bad_group, 5);
+            }
+        if (!wrong)
+            cr_assert_arr_eq(a, b, SLICES * shape.bytes);
+    }
+    free(a);
+    free(b);
+    free(codes);
+    free(scales);
+    test_expert_free(&e);
+}
+
 Test(kernels_pack, scale_255_is_refused_with_its_place)
 {
     struct numoe_slice_shape shape;
@@ -470,6 +560,13 @@ Test(kernels_pack, ranges_and_shapes_are_checked)
     numoe_slice_shape_init(&shape, 64, false);
     cr_assert_eq(numoe_pack_slices(&shape, &e.source, 2, 1, out, &report), -EINVAL);
     cr_assert_eq(numoe_pack_slices(&shape, &e.source, 1, UINT64_MAX, out, &report), -EINVAL);
+    cr_assert_eq(numoe_pack_down(&shape, &e.source, 0, 1, 1, 1, out, &report), -EINVAL);
+    cr_assert_eq(numoe_pack_down(&shape, &e.source, 0, 1, 1, UINT64_MAX, out, &report), -EINVAL);
+    e.source.down_row = 32;
+    cr_assert_eq(numoe_pack_down(&shape, &e.source, 0, 1, 0, 1, out, &report), -EINVAL);
+    e.source.first_row = 64;
+    cr_assert_eq(numoe_pack_gate_up(&shape, &e.source, 1, 1, out, &report), -EINVAL);
+    e.source.first_row = 0;
     numoe_slice_shape_init(&shape, 96, false);
     cr_assert_eq(numoe_pack_slices(&shape, &e.source, 0, 1, out, &report), -EINVAL);
     test_expert_free(&e);
