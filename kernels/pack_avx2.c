@@ -167,9 +167,9 @@ enum numoe_packed numoe_pack_pairs_avx2(const struct numoe_pack_pairs *pairs)
     for (unsigned s = 0; s < 2; s++)
         side_scales(&pairs->side[s], count, buffer + PAIR_CODES + NUMOE_TILE * s);
     for (unsigned i = 0; i < 2 * count; i++) {
-        const __m256i scales = _mm256_load_si256(
-            (const __m256i *)(const void *)(buffer + i / 2 * NUMOE_PAIR_BYTES + PAIR_CODES +
-                                            NUMOE_TILE * (i % 2)));
+        const __m256i scales =
+            _mm256_load_si256((const __m256i *)(const void *)(buffer + i / 2 * NUMOE_PAIR_BYTES +
+                                                              PAIR_CODES + NUMOE_TILE * (i % 2)));
         low = _mm256_min_epu8(low, scales);
         high = _mm256_max_epu8(high, scales);
     }
@@ -184,8 +184,8 @@ enum numoe_packed numoe_pack_pairs_avx2(const struct numoe_pack_pairs *pairs)
     if (!same(low, _mm256_max_epu8(low, least)) || !same(high, _mm256_min_epu8(high, most)))
         for (unsigned i = 0; i < 2 * count && !extreme; i++) {
             const uint8_t *pair = buffer + i / 2 * NUMOE_PAIR_BYTES;
-            extreme = is_extreme(pair + TILE_CODES * (i % 2),
-                                 pair + PAIR_CODES + NUMOE_TILE * (i % 2));
+            extreme =
+                is_extreme(pair + TILE_CODES * (i % 2), pair + PAIR_CODES + NUMOE_TILE * (i % 2));
         }
     for (unsigned j = 0; j < count; j++)
         stream(pairs->out + j * pairs->stride, buffer + j * NUMOE_PAIR_BYTES);

@@ -450,9 +450,9 @@ static int read_headers(struct opening *o, struct list *files)
     for (i = 0; i < c->shard_count; i++) {
         if (!c->shards[i].present)
             continue;
-        code = o->gguf ? numoe_gguf_read(o->tensors, c->shards[i].path, i, &c->shards[i].bytes,
+        code = o->gguf ? numoe_gguf_read(o->tensors, c->shards[i].path, i, &c->shards[i].id,
                                          i ? NULL : o->config, &damage)
-                       : numoe_tensors_read(o->tensors, c->shards[i].path, i, &c->shards[i].bytes,
+                       : numoe_tensors_read(o->tensors, c->shards[i].path, i, &c->shards[i].id,
                                             &damage);
         if (code == 0)
             continue;
@@ -664,10 +664,10 @@ uint32_t numoe_checkpoint_file_count(const struct numoe_checkpoint *checkpoint)
 }
 
 const char *numoe_checkpoint_file(const struct numoe_checkpoint *checkpoint, uint32_t file,
-                                  uint64_t *bytes)
+                                  struct numoe_file_id *id)
 {
-    if (bytes)
-        *bytes = checkpoint->shards[file].bytes;
+    if (id)
+        *id = checkpoint->shards[file].id;
     return checkpoint->shards[file].path;
 }
 

@@ -12,6 +12,7 @@
 #define NUMOE_CHECKPOINT_H
 
 #include "families.h"
+#include "files.h"
 #include "numoe.h"
 
 #include <stdbool.h>
@@ -67,9 +68,9 @@ uint64_t numoe_checkpoint_expert_bytes(const struct numoe_checkpoint *checkpoint
 uint64_t numoe_checkpoint_bytes(const struct numoe_checkpoint *checkpoint);
 
 uint32_t numoe_checkpoint_file_count(const struct numoe_checkpoint *checkpoint);
-/* Path and size (when its header was read) of a file. */
+/* Path of a file, and which it was when its header was read. */
 const char *numoe_checkpoint_file(const struct numoe_checkpoint *checkpoint, uint32_t file,
-                                  uint64_t *bytes);
+                                  struct numoe_file_id *id);
 
 /* *.safetensors files in the directory that are not part of the model. */
 uint32_t numoe_checkpoint_strays(const struct numoe_checkpoint *checkpoint);

@@ -21,7 +21,7 @@
 struct shard {
     char *name, *path;
     uint32_t listed; /* which it was before files were put in order of name */
-    uint64_t bytes;
+    struct numoe_file_id id;
     bool present;
 };
 

@@ -40,7 +40,16 @@ char *numoe_path_join(const char *directory, const char *name)
     return asprintf(&path, "%s/%s", directory, name) < 0 ? NULL : path;
 }
 
-int numoe_file_open(const char *path, uint64_t *bytes, struct numoe_error *error)
+static struct numoe_file_id id_of(const struct stat *status)
+{
+    return (struct numoe_file_id){.bytes = (uint64_t)status->st_size,
+                                  .device = status->st_dev,
+                                  .inode = status->st_ino,
+                                  .modified_s = status->st_mtim.tv_sec,
+                                  .modified_ns = status->st_mtim.tv_nsec};
+}
+
+int numoe_file_open(const char *path, struct numoe_file_id *id, struct numoe_error *error)
 {
     struct stat status;
     int fd, code;
@@ -59,11 +68,31 @@ int numoe_file_open(const char *path, uint64_t *bytes, struct numoe_error *error
         code = numoe_error_set(error, -EINVAL, path, "is not a regular file");
         goto fail;
     }
-    *bytes = (uint64_t)status.st_size;
+    *id = id_of(&status);
     return fd;
 fail:
     close(fd);
     return code;
+}
+
+int numoe_file_check(int fd, const char *path, const struct numoe_file_id *id,
+                     struct numoe_error *error)
+{
+    struct numoe_file_id now;
+    struct stat status;
+
+    if (fstat(fd, &status) < 0)
+        return numoe_error_set(error, -errno, path, "cannot stat: %s", strerror(errno));
+    now = id_of(&status);
+    if (!S_ISREG(status.st_mode) || now.bytes != id->bytes)
+        return numoe_error_set(error, -EIO, path, "was changed: it has %llu bytes now, %llu before",
+                               (unsigned long long)now.bytes, (unsigned long long)id->bytes);
+    if (now.device != id->device || now.inode != id->inode)
+        return numoe_error_set(error, -EIO, path,
+                               "is another file than the one whose header was read");
+    if (now.modified_s != id->modified_s || now.modified_ns != id->modified_ns)
+        return numoe_error_set(error, -EIO, path, "was written to after its header was read");
+    return 0;
 }
 
 int numoe_file_read(int fd, const char *path, void *buffer, uint64_t bytes, uint64_t offset,
@@ -96,12 +125,14 @@ int numoe_file_slurp(const char *path, uint64_t limit, char **text, uint64_t *by
                      struct numoe_error *error)
 {
     char *buffer = NULL;
+    struct numoe_file_id id;
     uint64_t size;
     int fd, code;
 
-    fd = numoe_file_open(path, &size, error);
+    fd = numoe_file_open(path, &id, error);
     if (fd < 0)
         return fd;
+    size = id.bytes;
     if (size > limit) {
         code = numoe_error_set(error, -EFBIG, path, "has %llu bytes, above the limit of %llu",
                                (unsigned long long)size, (unsigned long long)limit);

@@ -22,12 +22,23 @@ struct numoe_quoted numoe_quote(const char *name);
 /* directory + "/" + name, to be freed; NULL when out of memory. */
 char *numoe_path_join(const char *directory, const char *name);
 
+/* Which file it was, and in which state: what was read of it says nothing of another. */
+struct numoe_file_id {
+    uint64_t bytes;
+    uint64_t device, inode;
+    int64_t modified_s, modified_ns;
+};
+
 /*
  * Open a regular file for reading; anything else (a directory, a pipe: opening one would wait for
  * ever) is -EINVAL.
- * @return the descriptor (close-on-exec) with *bytes the file's size, or negative errno
+ * @return the descriptor (close-on-exec) with *id what it is, or negative errno
  */
-int numoe_file_open(const char *path, uint64_t *bytes, struct numoe_error *error);
+int numoe_file_open(const char *path, struct numoe_file_id *id, struct numoe_error *error);
+
+/* Whether a descriptor is of the file that it was, unchanged. @return 0; -EIO, and what differs */
+int numoe_file_check(int fd, const char *path, const struct numoe_file_id *id,
+                     struct numoe_error *error);
 
 /* Read exactly bytes at offset. @return 0; -EIO and the like; -EBADMSG when the file ends before */
 int numoe_file_read(int fd, const char *path, void *buffer, uint64_t bytes, uint64_t offset,

@@ -542,21 +542,23 @@ static int read_header(struct source *s, struct numoe_tensors *tensors, uint32_t
     return code;
 }
 
-int numoe_gguf_read(struct numoe_tensors *tensors, const char *path, uint32_t file, uint64_t *bytes,
-                    json_t *metadata, struct numoe_error *error)
+int numoe_gguf_read(struct numoe_tensors *tensors, const char *path, uint32_t file,
+                    struct numoe_file_id *id, json_t *metadata, struct numoe_error *error)
 {
     struct source s = {.path = path, .error = error};
+    struct numoe_file_id opened;
     json_t *all;
     int code;
 
-    s.fd = numoe_file_open(path, &s.bytes, error);
+    s.fd = numoe_file_open(path, &opened, error);
     if (s.fd < 0)
         return s.fd;
+    s.bytes = opened.bytes;
     s.window = malloc(WINDOW_BYTES);
     all = json_object();
     code = s.window && all ? read_header(&s, tensors, file, all, metadata) : no_memory(&s);
-    if (code == 0 && bytes)
-        *bytes = s.bytes;
+    if (code == 0 && id)
+        *id = opened;
     json_decref(all);
     free(s.window);
     /* Read-ahead went past the header. */

@@ -11,6 +11,7 @@
 #ifndef NUMOE_GGUF_H
 #define NUMOE_GGUF_H
 
+#include "files.h"
 #include "tensors.h"
 
 #include <jansson.h>
@@ -24,7 +25,7 @@
  * general.architecture is model_type there, so that it reads as a config.json does
  * @return as numoe_tensors_read; -ENOTSUP: a version or byte order that is not read (named)
  */
-int numoe_gguf_read(struct numoe_tensors *tensors, const char *path, uint32_t file, uint64_t *bytes,
-                    json_t *metadata, struct numoe_error *error);
+int numoe_gguf_read(struct numoe_tensors *tensors, const char *path, uint32_t file,
+                    struct numoe_file_id *id, json_t *metadata, struct numoe_error *error);
 
 #endif

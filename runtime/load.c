@@ -226,7 +226,7 @@ static int open_reader(struct load *l)
     if (!files)
         return numoe_error_set(l->error, -ENOMEM, NULL, "no memory for %u files", count);
     for (i = 0; i < count; i++)
-        files[i].path = numoe_checkpoint_file(l->ckpt, i, &files[i].bytes);
+        files[i].path = numoe_checkpoint_file(l->ckpt, i, &files[i].id);
     options.memory = l->memory;
     options.memory_bytes = l->memory_bytes;
     options.log = numoe_context_log(numoe_model_context(l->model));

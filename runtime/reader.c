@@ -26,7 +26,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -55,7 +54,7 @@ struct block {
 
 struct file {
     const char *path;
-    uint64_t bytes;
+    struct numoe_file_id id;
     int fds[2];    /* through the page cache, and direct; -1: not open */
     unsigned seat; /* while one of them is open */
     bool refuses_direct;
@@ -192,7 +191,6 @@ static void refuse_direct(struct numoe_reader *r, struct file *file, int code, c
 static int block_fd(struct numoe_reader *r, struct block *block)
 {
     struct file *file = &r->files[block->read->file];
-    struct stat status;
     bool direct = !block->buffered && !file->refuses_direct;
     int fd = file->fds[direct];
 
@@ -210,12 +208,10 @@ static int block_fd(struct numoe_reader *r, struct block *block)
         r->status = numoe_error_set(&r->error, fd, file->path, "cannot open: %s", strerror(-fd));
         return fd;
     }
-    if (fstat(fd, &status) < 0 || !S_ISREG(status.st_mode) ||
-        (uint64_t)status.st_size != file->bytes) {
+    r->status = numoe_file_check(fd, file->path, &file->id, &r->error);
+    if (r->status) {
         close(fd);
-        return r->status = numoe_error_set(
-                   &r->error, -EIO, file->path, "was changed: it has %llu bytes now, %llu before",
-                   (unsigned long long)status.st_size, (unsigned long long)file->bytes);
+        return r->status;
     }
     if (!is_open(file))
         take_seat(r, file);
@@ -353,7 +349,7 @@ static void complete(struct numoe_reader *r, struct block *block, int64_t result
         r->status = numoe_error_set(&r->error, -EIO, path,
                                     "ends at byte %llu, before byte %llu of the %llu it had",
                                     (unsigned long long)block->at, (unsigned long long)block->need,
-                                    (unsigned long long)file->bytes);
+                                    (unsigned long long)file->id.bytes);
         release(r, block);
         return;
     }
@@ -598,8 +594,7 @@ int numoe_reader_create(const struct numoe_reader_options *options,
     if (!r->files || !r->blocks)
         goto no_memory;
     for (i = 0; i < file_count; i++)
-        r->files[i] =
-            (struct file){.path = files[i].path, .bytes = files[i].bytes, .fds = {-1, -1}};
+        r->files[i] = (struct file){.path = files[i].path, .id = files[i].id, .fds = {-1, -1}};
     for (i = r->depth; i-- > 0;) {
         r->blocks[i].link = r->free_blocks;
         r->free_blocks = &r->blocks[i];
@@ -652,11 +647,11 @@ int numoe_reader_submit(struct numoe_reader *reader, struct numoe_read *read,
 
     if (read->file >= reader->file_count)
         return numoe_error_set(error, -EINVAL, "reader", "there is no file %u", read->file);
-    if (!numoe_add_u64(read->offset, read->bytes, &end) || end > reader->files[read->file].bytes)
+    if (!numoe_add_u64(read->offset, read->bytes, &end) || end > reader->files[read->file].id.bytes)
         return numoe_error_set(error, -EINVAL, reader->files[read->file].path,
                                "range of %llu bytes at %llu passes the file's %llu",
                                (unsigned long long)read->bytes, (unsigned long long)read->offset,
-                               (unsigned long long)reader->files[read->file].bytes);
+                               (unsigned long long)reader->files[read->file].id.bytes);
     if ((uintptr_t)read->window % NUMOE_READ_ALIGN)
         return numoe_error_set(error, -EINVAL, reader->files[read->file].path,
                                "window is not aligned to %d bytes", NUMOE_READ_ALIGN);

@@ -17,7 +17,7 @@
 #ifndef NUMOE_READER_H
 #define NUMOE_READER_H
 
-#include "base/numoe_base.h"
+#include "files.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -61,8 +61,8 @@ struct numoe_reader_options {
 
 /* A file that ranges are read from. */
 struct numoe_reader_file {
-    const char *path; /* kept by the caller */
-    uint64_t bytes;   /* its size when it was looked at; another size now is an error */
+    const char *path;        /* kept by the caller */
+    struct numoe_file_id id; /* when its header was read; another, or a changed one, is an error */
 };
 
 /* One range; the caller's memory, untouched by him from submit to done. */
@@ -109,8 +109,8 @@ int numoe_reader_submit(struct numoe_reader *reader, struct numoe_read *read,
  * @param timeout_ms  return after about so long, 0 at once; without io_uring after one block
  * @param done        a range that is complete, every byte of it
  * @return 1 with *done set; 0 when the time passed or nothing is queued; negative errno when a
- *         file cannot be opened or read, has another size, or ends early (-EIO; file and offset in
- *         error). After an error every call returns it again.
+ *         file cannot be opened or read, is not the one that it was, or ends early (-EIO; file and
+ * offset in error). After an error every call returns it again.
  */
 int numoe_reader_wait(struct numoe_reader *reader, unsigned timeout_ms, struct numoe_read **done,
                       struct numoe_error *error);

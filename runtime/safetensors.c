@@ -377,17 +377,19 @@ static int header_length(int fd, const char *path, uint64_t file_bytes, uint64_t
 }
 
 int numoe_tensors_read(struct numoe_tensors *tensors, const char *path, uint32_t file,
-                       uint64_t *bytes, struct numoe_error *error)
+                       struct numoe_file_id *id, struct numoe_error *error)
 {
+    struct numoe_file_id opened;
     struct numoe_scan scan;
     char *text = NULL;
     uint64_t file_bytes, length = 0;
     struct header h;
     int fd, code;
 
-    fd = numoe_file_open(path, &file_bytes, error);
+    fd = numoe_file_open(path, &opened, error);
     if (fd < 0)
         return fd;
+    file_bytes = opened.bytes;
     code = header_length(fd, path, file_bytes, &length, error);
     if (code < 0)
         goto out;
@@ -407,8 +409,8 @@ int numoe_tensors_read(struct numoe_tensors *tensors, const char *path, uint32_t
     h = (struct header){path, 8 + length, file_bytes - 8 - length, error};
     scan = (struct numoe_scan){.text = text, .bytes = length, .at = 1};
     code = read_header(&h, tensors, &scan, file);
-    if (code == 0 && bytes)
-        *bytes = file_bytes;
+    if (code == 0 && id)
+        *id = opened;
 out:
     free(text);
     /* Read-ahead went past the header. */

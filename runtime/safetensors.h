@@ -12,6 +12,7 @@
 #ifndef NUMOE_SAFETENSORS_H
 #define NUMOE_SAFETENSORS_H
 
+#include "files.h"
 #include "tensors.h"
 
 /* Longest header accepted. Real ones of 1.3 million tensors reach 132 MB. */
@@ -23,11 +24,11 @@ enum { NUMOE_SAFETENSORS_MAX_RANK = 32 };
  * Check a file's header and add its tensors, in order of offset. The file is closed again and
  * none of it is left in the page cache.
  * @param file   number that its tensors will carry; one number a file
- * @param bytes  NULL, or where to put the file's size
+ * @param id     NULL, or where to put which file it was
  * @return 0; -ENOENT and the like; -EBADMSG with file, tensor and numbers; -ENOMEM. On failure
  *         the table is as it was.
  */
 int numoe_tensors_read(struct numoe_tensors *tensors, const char *path, uint32_t file,
-                       uint64_t *bytes, struct numoe_error *error);
+                       struct numoe_file_id *id, struct numoe_error *error);
 
 #endif

@@ -50,7 +50,7 @@ struct cursor {
 /* The next range of at most a window; false behind the last file. */
 static bool next_range(struct cursor *c, struct numoe_read *read)
 {
-    while (c->file < c->count && c->at == c->files[c->file].bytes) {
+    while (c->file < c->count && c->at == c->files[c->file].id.bytes) {
         c->file++;
         c->at = 0;
     }
@@ -58,7 +58,7 @@ static bool next_range(struct cursor *c, struct numoe_read *read)
         return false;
     read->file = c->file;
     read->offset = c->at;
-    read->bytes = c->files[c->file].bytes - c->at;
+    read->bytes = c->files[c->file].id.bytes - c->at;
     if (read->bytes > WINDOW_BYTES)
         read->bytes = WINDOW_BYTES;
     c->at += read->bytes;
@@ -143,7 +143,7 @@ int main(int argc, char **argv)
     }
     madvise(memory, (size_t)WINDOWS * WINDOW_BYTES, MADV_HUGEPAGE);
     for (int i = 1; i < argc; i++) {
-        int fd = numoe_file_open(argv[i], &files[i - 1].bytes, &error);
+        int fd = numoe_file_open(argv[i], &files[i - 1].id, &error);
 
         if (fd < 0) {
             fprintf(stderr, "numoe-read-rate: %s: %s\n", error.where, error.message);

@@ -253,8 +253,8 @@ static int read_expert(struct soak *soak, const struct numoe_checkpoint *checkpo
         const uint64_t columns = p / 2 == NUMOE_DOWN ? desc->intermediate : desc->hidden;
         struct numoe_mxfp4 *matrix = &expert->matrices[p / 2];
         const char *path = numoe_checkpoint_file(checkpoint, parts[p].file, NULL);
-        uint64_t size;
-        int fd = numoe_file_open(path, &size, &error), rc;
+        struct numoe_file_id id;
+        int fd = numoe_file_open(path, &id, &error), rc;
 
         if (fd < 0)
             return soak_fail_call(soak, "numoe_file_open", fd, &error);

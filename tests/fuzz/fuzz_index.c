@@ -86,11 +86,12 @@ static void check_experts(const struct numoe_checkpoint *checkpoint)
             struct numoe_extent parts[NUMOE_PART_COUNT];
             numoe_checkpoint_expert(checkpoint, l, e, parts);
             for (int p = 0; p < NUMOE_PART_COUNT; p++) {
-                uint64_t bytes;
+                struct numoe_file_id id;
 
                 check_that(parts[p].file < numoe_checkpoint_file_count(checkpoint));
-                check_that(numoe_checkpoint_file(checkpoint, parts[p].file, &bytes));
-                check_that(parts[p].offset <= bytes && parts[p].bytes <= bytes - parts[p].offset);
+                check_that(numoe_checkpoint_file(checkpoint, parts[p].file, &id));
+                check_that(parts[p].offset <= id.bytes &&
+                           parts[p].bytes <= id.bytes - parts[p].offset);
                 check_that(parts[p].bytes || p >= NUMOE_PART_GATE_BIAS);
             }
             total += one;

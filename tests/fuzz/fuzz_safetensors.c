@@ -70,12 +70,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     const char *path = fuzz_path("model.safetensors");
     struct numoe_error error = NUMOE_ERROR_INIT;
-    uint64_t file_bytes = write_input(path, data, size), bytes = 0, count;
+    uint64_t file_bytes = write_input(path, data, size), count;
+    struct numoe_file_id id = {0};
     struct numoe_tensors *tensors;
     int rc;
 
     check_that(!numoe_tensors_create(&tensors, &error));
-    rc = numoe_tensors_read(tensors, path, 3, &bytes, &error);
+    rc = numoe_tensors_read(tensors, path, 3, &id, &error);
     count = numoe_tensors_count(tensors);
     if (rc) {
         fuzz_check_error(rc, &error);
@@ -83,7 +84,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         check_that(!numoe_tensors_find(tensors, "weight", 3));
         goto out;
     }
-    check_that(bytes == file_bytes);
+    check_that(id.bytes == file_bytes);
     check_file(tensors, 0, count, 3, file_bytes);
     /* a second file beside it leaves the first alone */
     check_that(!numoe_tensors_read(tensors, path, 5, NULL, &error), "%s", error.message);

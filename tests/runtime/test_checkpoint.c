@@ -67,7 +67,8 @@ Test(checkpoint, describes_v4_from_its_files, .timeout = 20)
     struct numoe_error error = NUMOE_ERROR_INIT;
     struct numoe_extent parts[NUMOE_PART_COUNT];
     const struct numoe_model_desc *desc;
-    uint64_t bytes, total = 0, layer, expert;
+    struct numoe_file_id id;
+    uint64_t total = 0, layer, expert;
     unsigned i;
 
     cr_assert_eq(numoe_checkpoint_open(directory, NULL, &checkpoint, &error), 0, "%s",
@@ -90,9 +91,9 @@ Test(checkpoint, describes_v4_from_its_files, .timeout = 20)
         for (expert = 0; expert < 7; expert++) {
             numoe_checkpoint_expert(checkpoint, layer, expert, parts);
             for (i = 0; i < NUMOE_PART_GATE_BIAS; i++) {
-                cr_assert_not_null(numoe_checkpoint_file(checkpoint, parts[i].file, &bytes));
+                cr_assert_not_null(numoe_checkpoint_file(checkpoint, parts[i].file, &id));
                 cr_expect_eq(parts[i].bytes, i % 2 ? 64 * 96 / 32 : 64 * 96 / 2);
-                cr_expect(parts[i].offset + parts[i].bytes <= bytes);
+                cr_expect(parts[i].offset + parts[i].bytes <= id.bytes);
                 total += parts[i].bytes;
             }
         }

@@ -3,7 +3,10 @@
 #include "reader.h"
 #include "safetensors.h"
 
+#include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 enum { MAX_RANGES = 64 };
 
@@ -83,6 +86,17 @@ struct world {
     char way[64];
 };
 
+static struct numoe_reader_file file_now(const char *path)
+{
+    struct numoe_reader_file file = {.path = path};
+    struct numoe_error error = NUMOE_ERROR_INIT;
+    int fd = numoe_file_open(path, &file.id, &error);
+
+    cr_assert(fd >= 0, "%s: %s", error.where, error.message);
+    close(fd);
+    return file;
+}
+
 static void add_file(struct world *w, size_t bytes)
 {
     uint64_t state = 77 + w->count;
@@ -97,7 +111,7 @@ static void add_file(struct world *w, size_t bytes)
         w->content[w->count][i] = (uint8_t)(state >> 56);
     }
     files_put(w->paths[w->count], w->content[w->count], bytes);
-    w->files[w->count] = (struct numoe_reader_file){w->paths[w->count], bytes};
+    w->files[w->count] = file_now(w->paths[w->count]);
     w->count++;
 }
 
@@ -439,6 +453,29 @@ Test(reader, a_file_of_another_size_than_before, .timeout = 20)
     end_world(w);
 }
 
+/* What its header said need not hold of another file, or of what was written since. */
+Test(reader, a_file_that_was_replaced_or_written_to, .timeout = 20)
+{
+    for (unsigned i = 0; i < 2; i++) {
+        struct world *w = world(5000);
+
+        add_file(w, 5000);
+        if (i == 0) {
+            cr_assert_eq(rename(w->paths[1], w->paths[0]), 0);
+        } else {
+            struct timespec times[2] = {
+                {.tv_nsec = UTIME_OMIT},
+                {w->files[0].id.modified_s, w->files[0].id.modified_ns ^ 1}};
+            cr_assert_eq(utimensat(AT_FDCWD, w->paths[0], times, 0), 0);
+        }
+        cr_assert_eq(read_ranges(w, &(struct range){0, 0, 10}, 1), -EIO);
+        expect_text(w->error.where, w->paths[0]);
+        expect_text(w->error.message, i == 0 ? "is another file than the one whose header was read"
+                                             : "was written to after its header was read");
+        end_world(w);
+    }
+}
+
 Test(reader, several_files_and_blocks_of_any_size, .timeout = 60)
 {
     static const uint32_t sizes[] = {4096, 8192, 1 << 20}, depths[] = {1, 3, 64};
@@ -458,7 +495,7 @@ Test(reader, several_files_and_blocks_of_any_size, .timeout = 60)
                 uint64_t size;
                 state = state * 6364136223846793005u + 1442695040888963407u;
                 ranges[k].file = (uint32_t)(state >> 62);
-                size = w->files[ranges[k].file].bytes;
+                size = w->files[ranges[k].file].id.bytes;
                 ranges[k].offset = (state >> 30) % (size + 1);
                 ranges[k].bytes = (state >> 10 & 0xFFFFF) % (size - ranges[k].offset + 1);
             }
@@ -485,7 +522,7 @@ Test(reader, more_files_than_descriptors_kept, .timeout = 60)
         snprintf(name, sizeof name, "%u", i);
         paths[i] = strdup(files_at(directory, name));
         files_put(paths[i], name, strlen(name));
-        files[i] = (struct numoe_reader_file){paths[i], strlen(name)};
+        files[i] = file_now(paths[i]);
     }
     cr_assert_eq(numoe_reader_create(&options, files, FILES, &reader, &error), 0);
     for (i = 0; i < 2 * FILES; i++) {
@@ -568,7 +605,7 @@ Test(reader, tensors_off_block_boundaries, .timeout = 20)
         const char *path = files_at(directory, "model.safetensors");
         struct numoe_reader_options options = NUMOE_READER_OPTIONS_INIT;
         struct numoe_error error = NUMOE_ERROR_INIT;
-        struct numoe_reader_file file = {path, 0};
+        struct numoe_reader_file file = {.path = path};
         struct numoe_tensors *tensors;
         struct numoe_reader *reader;
         uint64_t offset = 0;
@@ -589,7 +626,7 @@ Test(reader, tensors_off_block_boundaries, .timeout = 20)
         files_put_tensors(path, header, begins[i] - 8, NULL, offset);
         content = files_get(path, &count);
         cr_assert_eq(numoe_tensors_create(&tensors, NULL), 0);
-        cr_assert_eq(numoe_tensors_read(tensors, path, 0, &file.bytes, &error), 0, "%s",
+        cr_assert_eq(numoe_tensors_read(tensors, path, 0, &file.id, &error), 0, "%s",
                      error.message);
         cr_assert_eq(numoe_tensors_at(tensors, 0)->begin, begins[i]);
         cr_assert_eq(numoe_tensors_at(tensors, 3)->end, count);

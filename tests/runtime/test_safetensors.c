@@ -291,13 +291,13 @@ Test(safetensors, a_refused_file_leaves_the_table_as_it_was, .timeout = 20)
     static const char second[] = "{\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]},"
                                  "\"b\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[5,9]}}";
     struct numoe_tensors *tensors;
-    uint64_t bytes = 0;
+    struct numoe_file_id id = {0};
 
     files_put_tensors(good, first, sizeof first - 1, NULL, 4);
     files_put_tensors(bad, second, sizeof second - 1, NULL, 9);
     cr_assert_eq(numoe_tensors_create(&tensors, NULL), 0);
-    cr_assert_eq(numoe_tensors_read(tensors, good, 0, &bytes, NULL), 0);
-    cr_assert_eq(bytes, 8 + sizeof first - 1 + 4);
+    cr_assert_eq(numoe_tensors_read(tensors, good, 0, &id, NULL), 0);
+    cr_assert_eq(id.bytes, 8 + sizeof first - 1 + 4);
     cr_assert_eq(numoe_tensors_read(tensors, bad, 1, NULL, NULL), -EBADMSG);
     cr_assert_eq(numoe_tensors_count(tensors), 1);
     cr_assert_null(numoe_tensors_find(tensors, "a", 1));
