@@ -663,6 +663,11 @@ uint32_t numoe_checkpoint_file_count(const struct numoe_checkpoint *checkpoint)
     return checkpoint->shard_count;
 }
 
+const char *numoe_checkpoint_directory(const struct numoe_checkpoint *checkpoint)
+{
+    return checkpoint->directory;
+}
+
 const char *numoe_checkpoint_file(const struct numoe_checkpoint *checkpoint, uint32_t file,
                                   struct numoe_file_id *id)
 {

@@ -68,6 +68,9 @@ uint64_t numoe_checkpoint_expert_bytes(const struct numoe_checkpoint *checkpoint
 uint64_t numoe_checkpoint_bytes(const struct numoe_checkpoint *checkpoint);
 
 uint32_t numoe_checkpoint_file_count(const struct numoe_checkpoint *checkpoint);
+/* The directory, or GGUF file, that was opened. */
+const char *numoe_checkpoint_directory(const struct numoe_checkpoint *checkpoint);
+
 /* Path of a file, and which it was when its header was read. */
 const char *numoe_checkpoint_file(const struct numoe_checkpoint *checkpoint, uint32_t file,
                                   struct numoe_file_id *id);

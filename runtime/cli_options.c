@@ -130,6 +130,9 @@ static const struct option_text option_texts[] = {
     [CLI_RANK_NODES] = {"rank-nodes", "R:LIST",
                         "memory nodes of rank R, as in 1:8-15; once for each rank (default: nodes\n"
                         "are dealt out by packages and memory domains)"},
+    [CLI_READ] = {"read", "auto|disk|cached",
+                  "read files past the page cache, many blocks at once, or by plain reads of all\n"
+                  "workers, for files that are in the page cache (default: auto, which looks)"},
     [CLI_REPEAT] = {"repeat", "N", "repetitions of each measurement (default: by time)"},
     [CLI_REPORT] = {"report", "FILE", "write a report in Markdown, to be pasted into an issue"},
     [CLI_RESERVE_CPUS] = {"reserve-cpus", "LIST",
@@ -213,6 +216,18 @@ static int parse_policy(const char *text, enum numoe_memory_policy *policy,
         }
     return numoe_error_set(error, -EINVAL, NULL,
                            "\"%s\" is none of bind, preferred, local, interleave", text);
+}
+
+static int parse_way(const char *text, enum numoe_read_way *way, struct numoe_error *error)
+{
+    static const char *const names[] = {"auto", "disk", "cached"};
+
+    for (unsigned i = 0; i < sizeof names / sizeof names[0]; i++)
+        if (!strcmp(text, names[i])) {
+            *way = (enum numoe_read_way)i;
+            return 0;
+        }
+    return numoe_error_set(error, -EINVAL, NULL, "\"%s\" is none of auto, disk, cached", text);
 }
 
 bool cli_parse_number(const char *text, uint64_t *value, const char **end)
@@ -579,6 +594,8 @@ static int set_option(enum cli_option option, const char *text, struct cli_value
         return parse_file(text, &values->plan, error);
     case CLI_PNG:
         return parse_file(text, &values->png, error);
+    case CLI_READ:
+        return parse_way(text, &values->read, error);
     case CLI_REPEAT:
         rc = parse_count(text, 1000000, &number, error);
         values->repeat = (uint32_t)number;

@@ -72,6 +72,7 @@ enum cli_option {
     CLI_PNG,
     CLI_RANK,
     CLI_RANK_NODES,
+    CLI_READ,
     CLI_REPEAT,
     CLI_REPORT,
     CLI_RESERVE_CPUS,
@@ -135,6 +136,7 @@ struct cli_values {
     bool draft, verify;
     enum numoe_synth_layout layout;
     enum numoe_memory_policy memory_policy;
+    enum numoe_read_way read;
     enum numoe_bench_routing routing;
     enum cli_stats stats;
     bool seed_given;

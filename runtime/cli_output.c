@@ -39,12 +39,15 @@ void cli_progress(const char *format, ...)
 
 int cli_progress_load(void *user, const struct numoe_load_progress *progress)
 {
+    static const char *const stages[] = {[NUMOE_LOAD_MEMORY] = "making memory resident,",
+                                         [NUMOE_LOAD_READING] = "loading",
+                                         [NUMOE_LOAD_CHECKSUMS] = "taking checksums,"};
     double seconds = progress->seconds > 1e-3 ? progress->seconds : 1e-3;
     double rate = (double)progress->bytes_done / seconds;
     double left = rate > 0 ? (double)(progress->bytes_total - progress->bytes_done) / rate : 0;
 
     (void)user;
-    cli_progress("loading %.2f of %.2f GB, %.2f GB/s, %.0f s left",
+    cli_progress("%s %.2f of %.2f GB, %.2f GB/s, %.0f s left", stages[progress->stage],
                  (double)progress->bytes_done / 1e9, (double)progress->bytes_total / 1e9,
                  rate / 1e9, left);
     return 0;

@@ -213,8 +213,13 @@ static void print_text(const char *directory, const struct report *report)
            report->machine->cpu_model, *report->machine->cpu_model ? ": " : "", info->worker_count,
            info->worker_count == 1 ? "" : "s", info->node_count, info->node_count == 1 ? "" : "s",
            info->kernels);
-    printf("loaded %.3f GB in %.2f s, %.2f GB/s (%s)\n", (double)info->checkpoint_bytes / 1e9,
+    printf("loaded %.3f GB in %.2f s, %.2f GB/s (%s", (double)info->checkpoint_bytes / 1e9,
            info->load_seconds, (double)info->checkpoint_bytes / seconds / 1e9, info->io_path);
+    if (info->read_depth)
+        printf(", %" PRIu32 " blocks of %" PRIu32 " KiB", info->read_depth,
+               info->read_block_bytes >> 10);
+    printf("): memory %.2f s, reading and placing %.2f s\n", info->resident_seconds,
+           info->placing_seconds);
     if (report->gpu_asked)
         cli_print_gpu(info, &report->stats, &report->gpu);
     print_cells(report);
@@ -259,7 +264,7 @@ static json_t *json_of_report(const char *directory, const struct report *report
     snprintf(digest, sizeof digest, "%016" PRIx64, report->digest);
     return json_pack(
         "{s:o*, s:o, s:{s:s, s:s, s:I, s:I, s:I, s:I, s:I}, s:{s:s, s:I, s:I, s:s}, s:{s:I, s:o, "
-        "s:s},"
+        "s:s, s:o, s:o, s:I, s:I},"
         " s:{s:I, s:I, s:I, s:I, s:I}, s:o, s:o, s:{s:o, s:o, s:b, s:s}}",
         "stats", report->stats_json, "gpu", cli_gpu_json(info, &report->stats, &report->gpu),
         "model", "directory", directory, "family", info->family, "layers",
@@ -269,7 +274,10 @@ static json_t *json_of_report(const char *directory, const struct report *report
         "machine", "cpu", report->machine->cpu_model, "workers", (json_int_t)info->worker_count,
         "workers_pinned", (json_int_t)report->stats.workers_pinned, "kernels", info->kernels,
         "load", "bytes", (json_int_t)info->checkpoint_bytes, "seconds",
-        cli_json_number(info->load_seconds), "io", info->io_path, "memory", "resident_bytes",
+        cli_json_number(info->load_seconds), "io", info->io_path, "resident_seconds",
+        cli_json_number(info->resident_seconds), "placing_seconds",
+        cli_json_number(info->placing_seconds), "read_depth", (json_int_t)info->read_depth,
+        "read_block_bytes", (json_int_t)info->read_block_bytes, "memory", "resident_bytes",
         (json_int_t)info->resident_bytes, "anonymous_bytes",
         (json_int_t)report->memory.anonymous_bytes, "peak_bytes",
         (json_int_t)report->memory.peak_bytes, "cgroup_growth_bytes",
@@ -309,6 +317,7 @@ static int run(const struct cli_values *values)
     load.draft = values->draft;
     load.checksum = values->verify;
     load.family_file = values->family;
+    load.read = values->read;
     load.progress = watch_loading;
     load.user = &report;
     if (numoe_model_load(context, values->directory, &load, &model, &error)) {
@@ -386,7 +395,8 @@ static const enum cli_option options[] = {
     CLI_OPTIMIZE, CLI_RESERVE_CPUS, CLI_KEEP_FREE,   CLI_SEED,
     CLI_GPU,      CLI_STREAM,       CLI_STATS,       CLI_TRACE,
     CLI_GPU_FROM, CLI_GPU_CACHE,    CLI_GPU_PROFILE, CLI_DRAFT,
-    CLI_FAMILY,   CLI_VERIFY,       CLI_JSON,        CLI_END};
+    CLI_FAMILY,   CLI_VERIFY,       CLI_READ,        CLI_JSON,
+    CLI_END};
 
 const struct cli_verb cli_run = {
     .name = "run",

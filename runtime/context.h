@@ -137,8 +137,7 @@ struct numoe_model {
     uint32_t *bias_node;  /* [layers * experts] that node */
     char family[64];
     char io_path[64];
-    uint64_t checkpoint_bytes;
-    double load_seconds;
+    struct numoe_model_origin origin; /* but for these two */
 
     struct numoe_model *next; /* of the context's models; guarded by its models_lock, as is ... */
     uint64_t inspected_ns;    /* ... when pages were looked at for its stats; 0: never */

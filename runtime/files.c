@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 /* Of one range, before they count as an error: a file system that answers so for ever. */
@@ -95,6 +96,26 @@ int numoe_file_check(int fd, const char *path, const struct numoe_file_id *id,
     return 0;
 }
 
+bool numoe_file_cached(int fd, uint64_t offset)
+{
+    char byte;
+    struct iovec one = {&byte, 1};
+
+    return preadv2(fd, &one, 1, (off_t)offset, RWF_NOWAIT) == 1;
+}
+
+bool numoe_file_begin_header(int fd)
+{
+    posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM);
+    return numoe_file_cached(fd, 0);
+}
+
+void numoe_file_end_header(int fd, uint64_t bytes, bool begun)
+{
+    if (!begun)
+        posix_fadvise(fd, 0, (off_t)bytes, POSIX_FADV_DONTNEED);
+}
+
 int numoe_file_read(int fd, const char *path, void *buffer, uint64_t bytes, uint64_t offset,
                     struct numoe_error *error)
 {
@@ -105,7 +126,7 @@ int numoe_file_read(int fd, const char *path, void *buffer, uint64_t bytes, uint
         uint64_t want = bytes - done < 1u << 30 ? bytes - done : 1u << 30;
         ssize_t got = pread(fd, (char *)buffer + done, want, (off_t)(offset + done));
 
-        if (got < 0 && errno == EINTR && ++interrupted < INTERRUPTIONS)
+        if (got < 0 && (errno == EINTR || errno == EAGAIN) && ++interrupted < INTERRUPTIONS)
             continue;
         if (got < 0) {
             int code = -errno;

@@ -8,6 +8,7 @@
 
 #include "base/numoe_base.h"
 
+#include <stdbool.h>
 #include <stdint.h>
 #include <sys/types.h>
 
@@ -39,6 +40,17 @@ int numoe_file_open(const char *path, struct numoe_file_id *id, struct numoe_err
 /* Whether a descriptor is of the file that it was, unchanged. @return 0; -EIO, and what differs */
 int numoe_file_check(int fd, const char *path, const struct numoe_file_id *id,
                      struct numoe_error *error);
+
+/* Whether the byte at offset is in the page cache; false where the system does not say. */
+bool numoe_file_cached(int fd, uint64_t offset);
+
+/*
+ * For the header of a large file: from now on reads bring what they ask for into the page cache and
+ * nothing ahead of it, and the second call takes it out again unless it was there before the first,
+ * whose result it is given.
+ */
+bool numoe_file_begin_header(int fd);
+void numoe_file_end_header(int fd, uint64_t bytes, bool begun);
 
 /* Read exactly bytes at offset. @return 0; -EIO and the like; -EBADMSG when the file ends before */
 int numoe_file_read(int fd, const char *path, void *buffer, uint64_t bytes, uint64_t offset,

@@ -548,12 +548,14 @@ int numoe_gguf_read(struct numoe_tensors *tensors, const char *path, uint32_t fi
     struct source s = {.path = path, .error = error};
     struct numoe_file_id opened;
     json_t *all;
+    bool cached;
     int code;
 
     s.fd = numoe_file_open(path, &opened, error);
     if (s.fd < 0)
         return s.fd;
     s.bytes = opened.bytes;
+    cached = numoe_file_begin_header(s.fd);
     s.window = malloc(WINDOW_BYTES);
     all = json_object();
     code = s.window && all ? read_header(&s, tensors, file, all, metadata) : no_memory(&s);
@@ -561,8 +563,7 @@ int numoe_gguf_read(struct numoe_tensors *tensors, const char *path, uint32_t fi
         *id = opened;
     json_decref(all);
     free(s.window);
-    /* Read-ahead went past the header. */
-    posix_fadvise(s.fd, 0, 0, POSIX_FADV_DONTNEED);
+    numoe_file_end_header(s.fd, s.window_at + s.window_bytes, cached);
     close(s.fd);
     return code;
 }

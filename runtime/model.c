@@ -155,6 +155,9 @@ fail:
 /* The arenas are made resident by the workers of their nodes, a chunk an item. */
 struct populate {
     struct numoe_model *model;
+    const struct numoe_watch *watch;
+    uint64_t total;
+    atomic_uint_fast64_t done; /* bytes */
     uint32_t *item_node;
     uint64_t *item_offset;
     atomic_int failed; /* the first failure's code */
@@ -166,34 +169,40 @@ static void populate_chunk(void *context, uint32_t item, uint32_t worker)
     struct populate *p = context;
     struct numoe_memory *memory = p->model->nodes[p->item_node[item]].memory;
     const uint64_t left = numoe_memory_bytes(memory) - p->item_offset[item];
+    const uint64_t bytes = left < POPULATE_BYTES ? left : POPULATE_BYTES;
     struct numoe_error error = NUMOE_ERROR_INIT;
-    int none = 0, rc;
+    int none = 0, rc = 0;
 
-    (void)worker;
     if (atomic_load_explicit(&p->failed, memory_order_relaxed))
         return;
-    rc = numoe_memory_populate(memory, p->item_offset[item],
-                               left < POPULATE_BYTES ? left : POPULATE_BYTES, &error);
+    if (worker == 0) /* the thread that called */
+        rc = numoe_look(p->watch, atomic_load_explicit(&p->done, memory_order_relaxed), p->total);
+    if (!rc)
+        rc = numoe_memory_populate(memory, p->item_offset[item], bytes, &error);
+    atomic_fetch_add_explicit(&p->done, bytes, memory_order_relaxed);
     /* the winner alone writes the error; the job's end publishes it */
     if (rc && atomic_compare_exchange_strong_explicit(&p->failed, &none, rc, memory_order_relaxed,
                                                       memory_order_relaxed))
         p->error = error;
 }
 
-static int populate(struct numoe_model *model, struct numoe_error *error)
+static int populate(struct numoe_model *model, const struct numoe_watch *watch,
+                    struct numoe_error *error)
 {
     const struct numoe_plan *plan = model->plan;
     const uint32_t workers = numoe_pool_worker_count(model->context->pool);
-    struct populate p = {.model = model, .error = NUMOE_ERROR_INIT};
+    struct populate p = {.model = model, .watch = watch, .error = NUMOE_ERROR_INIT};
     struct numoe_pool_job job = {.context = &p, .phase_count = 1};
     uint32_t *first = NULL;
     uint64_t items = 0;
     int rc = -ENOMEM;
 
     for (uint32_t n = 0; n < plan->node_count; n++)
-        if (model->nodes[n].memory)
+        if (model->nodes[n].memory) {
             items +=
                 (numoe_memory_bytes(model->nodes[n].memory) + POPULATE_BYTES - 1) / POPULATE_BYTES;
+            p.total += numoe_memory_bytes(model->nodes[n].memory);
+        }
     if (items >= NUMOE_POOL_MAX_ITEMS)
         return numoe_error_set(error, -EOVERFLOW, "model", "too large");
     p.item_node = malloc((items + 1) * sizeof *p.item_node);
@@ -228,9 +237,12 @@ static int populate(struct numoe_model *model, struct numoe_error *error)
     rc = numoe_pool_run(model->context->pool, &job);
     if (!rc) {
         rc = atomic_load_explicit(&p.failed, memory_order_relaxed);
-        if (rc)
+        /* without a message it is the watch's, who has said why */
+        if (rc && p.error.message[0])
             numoe_error_set(error, rc, p.error.where, "%s", p.error.message);
     }
+    if (!rc)
+        rc = numoe_look(watch, p.total, p.total);
 out:
     free(p.item_node);
     free(p.item_offset);
@@ -252,7 +264,8 @@ static uint32_t list_nodes(const struct numoe_model *model, uint32_t n, uint32_t
     return count;
 }
 
-static int reserve(struct numoe_model *model, struct numoe_error *error)
+static int reserve(struct numoe_model *model, const struct numoe_watch *watch,
+                   struct numoe_error *error)
 {
     const struct numoe *context = model->context;
     const struct numoe_plan *plan = model->plan;
@@ -295,11 +308,23 @@ static int reserve(struct numoe_model *model, struct numoe_error *error)
             node->base = numoe_memory_address(node->memory);
     }
     free(nodes);
-    return rc ? rc : populate(model, error);
+    return rc ? rc : populate(model, watch, error);
+}
+
+int numoe_look(const struct numoe_watch *watch, uint64_t done, uint64_t total)
+{
+    return watch ? watch->look(watch->user, done, total) : 0;
 }
 
 int numoe_model_create(struct numoe *context, const struct numoe_model_desc *desc,
                        struct numoe_model **out, struct numoe_error *error)
+{
+    return numoe_model_create_watched(context, desc, NULL, out, error);
+}
+
+int numoe_model_create_watched(struct numoe *context, const struct numoe_model_desc *desc,
+                               const struct numoe_watch *watch, struct numoe_model **out,
+                               struct numoe_error *error)
 {
     struct numoe_model_desc d = NUMOE_MODEL_DESC_INIT;
     struct numoe_error why = NUMOE_ERROR_INIT;
@@ -344,7 +369,7 @@ int numoe_model_create(struct numoe *context, const struct numoe_model_desc *des
     }
     rc = place(model, error);
     if (!rc)
-        rc = reserve(model, error);
+        rc = reserve(model, watch, error);
     if (!rc)
         rc = numoe_gpu_attach(model, error);
     if (rc)
@@ -505,13 +530,12 @@ void numoe_model_mark(struct numoe_model *model, uint64_t layer, uint64_t expert
         atomic_fetch_add_explicit(&model->generation[layer], 1, memory_order_release);
 }
 
-void numoe_model_set_origin(struct numoe_model *model, const char *family,
-                            uint64_t checkpoint_bytes, double seconds, const char *io_path)
+void numoe_model_set_origin(struct numoe_model *model, const struct numoe_model_origin *origin)
 {
-    strncpy(model->family, family, sizeof model->family - 1);
-    strncpy(model->io_path, io_path, sizeof model->io_path - 1);
-    model->checkpoint_bytes = checkpoint_bytes;
-    model->load_seconds = seconds;
+    strncpy(model->family, origin->family, sizeof model->family - 1);
+    strncpy(model->io_path, origin->io_path, sizeof model->io_path - 1);
+    model->origin = *origin;
+    model->origin.family = model->origin.io_path = NULL;
 }
 
 struct store_job {
@@ -666,8 +690,12 @@ int numoe_model_info(const struct numoe_model *model, struct numoe_model_info *i
     now.expert_bytes = held.slices * held.slice_bytes + held.expert_bytes;
     for (uint32_t n = 0; n < model->plan->node_count; n++)
         now.resident_bytes += model->plan->nodes[n].planned_bytes;
-    now.checkpoint_bytes = model->checkpoint_bytes;
-    now.load_seconds = model->load_seconds;
+    now.checkpoint_bytes = model->origin.checkpoint_bytes;
+    now.load_seconds = model->origin.seconds;
+    now.resident_seconds = model->origin.resident_seconds;
+    now.placing_seconds = model->origin.placing_seconds;
+    now.read_depth = model->origin.read_depth;
+    now.read_block_bytes = model->origin.read_block_bytes;
     memcpy(now.io_path, model->io_path, sizeof now.io_path);
     numoe_gpu_inform(model, &now);
     now.size = info->size;

@@ -66,12 +66,33 @@ int numoe_layer_return(struct numoe_model *model, uint64_t layer, struct numoe_e
 const float *numoe_floats(const void *from, uint64_t stride, enum numoe_type type, uint64_t count,
                           float *out);
 
-/* Keep checksums from now on, of all that is present. */
-int numoe_model_keep_sums(struct numoe_model *model, struct numoe_error *error);
+/* Told by the calling thread how far a long job is, between two of its items: bytes done of all.
+ * Nonzero ends the job, with that code. */
+struct numoe_watch {
+    int (*look)(void *user, uint64_t done, uint64_t total);
+    void *user;
+};
+
+int numoe_look(const struct numoe_watch *watch, uint64_t done, uint64_t total);
+
+/* numoe_model_create, watched while memory is made resident. watch may be NULL. */
+int numoe_model_create_watched(struct numoe *context, const struct numoe_model_desc *desc,
+                               const struct numoe_watch *watch, struct numoe_model **model,
+                               struct numoe_error *error);
+
+/* Keep checksums from now on, of all that is present. watch may be NULL. */
+int numoe_model_keep_sums(struct numoe_model *model, const struct numoe_watch *watch,
+                          struct numoe_error *error);
 
 /* What a loader knows and numoe_model_info reports. */
-void numoe_model_set_origin(struct numoe_model *model, const char *family,
-                            uint64_t checkpoint_bytes, double seconds, const char *io_path);
+struct numoe_model_origin {
+    const char *family, *io_path;
+    uint64_t checkpoint_bytes;
+    double seconds, resident_seconds, placing_seconds;
+    uint32_t read_depth, read_block_bytes;
+};
+
+void numoe_model_set_origin(struct numoe_model *model, const struct numoe_model_origin *origin);
 
 /* The slices [first, first + count) of one expert that a plan node has, in a row at `slices`; NULL
  * if there are none. */

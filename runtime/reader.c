@@ -32,7 +32,8 @@
 #define FIXED_LIMIT ((uint64_t)1 << 30) /* the kernel's, of one buffer */
 
 enum {
-    OPEN_FILES = 64,  /* kept open, however many files there are; seats are bits of 64 */
+    OPEN_FILES = 64,  /* kept open, however many files there are; seats are bits of 64. No more
+                         blocks than that are in flight */
     RETRIES = 1000,   /* EAGAIN and EINTR in a row before they count as an error */
     RETRY_PAUSE = 10, /* of these, without a pause of a millisecond */
 };
@@ -65,7 +66,8 @@ struct file {
 struct numoe_reader {
     struct numoe_log log;
     struct numoe_reader_hooks hooks;
-    uint32_t depth, block_bytes;
+    uint32_t depth;                /* of what there is */
+    uint32_t at_once, block_bytes; /* in use */
     struct file *files;
     uint32_t file_count;
     uint32_t open_files;
@@ -141,6 +143,8 @@ static void close_file(struct numoe_reader *r, struct file *file)
     r->open_files--;
 }
 
+/* There is one: there are no more blocks than seats, one of them is of this file, and a file
+ * without any was closed. */
 static void take_seat(struct numoe_reader *r, struct file *file)
 {
     file->seat = (unsigned)__builtin_ctzll(~r->seats);
@@ -266,7 +270,7 @@ static void release(struct numoe_reader *r, struct block *block)
 /* Cut queued ranges into blocks, as far as there are free ones. */
 static void start_blocks(struct numoe_reader *r)
 {
-    while (r->queued && r->free_blocks) {
+    while (r->queued && r->free_blocks && r->used_blocks < r->at_once) {
         struct numoe_read *read = r->queued;
         struct block *block = r->free_blocks;
         uint64_t left = read->end - read->next, last = read->offset + read->bytes;
@@ -571,7 +575,7 @@ int numoe_reader_create(const struct numoe_reader_options *options,
     uint32_t i;
     int code;
 
-    if (!options->queue_depth || options->queue_depth > 4096 || !options->block_bytes ||
+    if (!options->queue_depth || options->queue_depth > OPEN_FILES || !options->block_bytes ||
         options->block_bytes % NUMOE_READ_ALIGN || options->block_bytes > 1u << 30)
         return numoe_error_set(error, -EINVAL, "reader", "queue depth %u or block size %u is bad",
                                options->queue_depth, options->block_bytes);
@@ -579,7 +583,7 @@ int numoe_reader_create(const struct numoe_reader_options *options,
     if (!r)
         goto no_memory;
     r->error = (struct numoe_error)NUMOE_ERROR_INIT;
-    r->depth = options->queue_depth;
+    r->depth = r->at_once = options->queue_depth;
     r->block_bytes = options->block_bytes;
     if (options->log)
         r->log = *options->log;
@@ -616,6 +620,12 @@ no_memory:
     }
     return numoe_error_set(error, -ENOMEM, "reader", "no memory for a queue of %u blocks",
                            options->queue_depth);
+}
+
+void numoe_reader_tune(struct numoe_reader *reader, uint32_t queue_depth, uint32_t block_bytes)
+{
+    reader->at_once = queue_depth < reader->depth ? queue_depth : reader->depth;
+    reader->block_bytes = block_bytes;
 }
 
 void numoe_reader_destroy(struct numoe_reader *reader)

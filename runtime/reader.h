@@ -46,7 +46,7 @@ struct numoe_reader_hooks {
 };
 
 struct numoe_reader_options {
-    uint32_t queue_depth;        /* blocks in flight; 1 .. 4096 */
+    uint32_t queue_depth;        /* blocks in flight; 1 .. 64 */
     uint32_t block_bytes;        /* a multiple of NUMOE_READ_ALIGN */
     void *memory;                /* in which all windows lie, to be registered; NULL: nothing is */
     uint64_t memory_bytes;       /* it stays until the reader is destroyed */
@@ -96,6 +96,10 @@ int numoe_reader_create(const struct numoe_reader_options *options,
 
 /* Waits for what is in flight: no window is written to after the call. */
 void numoe_reader_destroy(struct numoe_reader *reader);
+
+/* From now on read so many blocks at once, at most those of the creation, each of so many bytes, a
+ * multiple of NUMOE_READ_ALIGN. */
+void numoe_reader_tune(struct numoe_reader *reader, uint32_t queue_depth, uint32_t block_bytes);
 
 /**
  * Queue a range; done ranges come out of numoe_reader_wait.

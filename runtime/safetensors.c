@@ -385,11 +385,13 @@ int numoe_tensors_read(struct numoe_tensors *tensors, const char *path, uint32_t
     uint64_t file_bytes, length = 0;
     struct header h;
     int fd, code;
+    bool cached;
 
     fd = numoe_file_open(path, &opened, error);
     if (fd < 0)
         return fd;
     file_bytes = opened.bytes;
+    cached = numoe_file_begin_header(fd);
     code = header_length(fd, path, file_bytes, &length, error);
     if (code < 0)
         goto out;
@@ -413,8 +415,7 @@ int numoe_tensors_read(struct numoe_tensors *tensors, const char *path, uint32_t
         *id = opened;
 out:
     free(text);
-    /* Read-ahead went past the header. */
-    posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+    numoe_file_end_header(fd, 8 + length, cached);
     close(fd);
     return code;
 }

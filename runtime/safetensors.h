@@ -22,7 +22,7 @@ enum { NUMOE_SAFETENSORS_MAX_RANK = 32 };
 
 /*
  * Check a file's header and add its tensors, in order of offset. The file is closed again and
- * none of it is left in the page cache.
+ * the page cache is left as it was.
  * @param file   number that its tensors will carry; one number a file
  * @param id     NULL, or where to put which file it was
  * @return 0; -ENOENT and the like; -EBADMSG with file, tensor and numbers; -ENOMEM. On failure

@@ -19,8 +19,10 @@ strace -qq -o /dev/null true 2>/dev/null || {
 }
 file=$(echo "$work"/model/*.safetensors)
 
+# How files are read: they are in the page cache here, and would not be read past it else.
+way=disk
 load() {
-    timeout 60 "$@" "$numoe" run --json --once --tokens 1 --workers 2 "$work/model" \
+    timeout 60 "$@" "$numoe" run --json --once --tokens 1 --workers 2 --read $way "$work/model" \
         >"$work/out" 2>"$work/err"
 }
 
@@ -93,6 +95,21 @@ for when in $((reads / 2)) $((reads - 1)) $((reads / 2))+; do
     try "pread64 ends early $when" -e trace=pread64,io_uring_setup \
         -e "inject=pread64:retval=0:when=$when" "${also[@]}"
 done
+# By plain reads of the workers: as many of them, and the later ones are the weights'.
+way=cached
+also=()
+load strace -f -qq -o "$work/trace" -e trace=pread64,io_uring_setup
+reads=$(grep -c 'pread64(' "$work/trace")
+if grep -q io_uring_setup "$work/trace" || ((reads < 12)) || [[ $(digest) != "$right" ]]; then
+    ((failed++))
+    echo "failed: the weights were not read by plain reads ($reads calls)"
+fi
+for when in $((reads / 2)) $((reads - 1)) $((reads / 2))+; do
+    every pread64 $when EAGAIN EBADF EFAULT EINTR EINVAL EIO EISDIR EOVERFLOW
+    try "pread64 ends early $when" -e trace=pread64 -e "inject=pread64:retval=0:when=$when"
+done
+every preadv2 1+ EAGAIN EOPNOTSUPP ENOSYS
+way=disk
 also=(-P "$file")
 for when in 1 2 3 1+; do
     every openat $when EACCES EFAULT EINTR EINVAL EIO EISDIR ELOOP EMFILE ENAMETOOLONG ENFILE \

@@ -42,7 +42,7 @@ static uint64_t checksum(const struct numoe_model *model, uint64_t layers, uint6
 static int cancel_after(void *user, const struct numoe_load_progress *progress)
 {
     (void)user;
-    return progress->bytes_done > 0;
+    return progress->stage == NUMOE_LOAD_READING && progress->bytes_done > 0;
 }
 
 int main(void)
@@ -73,6 +73,7 @@ int main(void)
         struct numoe *context = NULL;
         struct numoe_model *model = NULL;
 
+        load.read = i % 2 ? NUMOE_READ_DISK : NUMOE_READ_CACHED;
         options.topology = "numa:4(memory=1GiB) core:2 pu:1";
         options.workers = i < 2 ? 1 : 2 + i;
         options.chaos_seed = i;
@@ -81,7 +82,7 @@ int main(void)
             check(0, error.message);
             continue;
         }
-        check(numoe_model_load(context, directory, NULL, &model, &error) == 0, error.message);
+        check(numoe_model_load(context, directory, &load, &model, &error) == 0, error.message);
         sums[i] = model ? checksum(model, 2, 12) : 0;
         numoe_model_destroy(model);
         check(i == 0 || sums[i] == sums[0], "packed bytes differ");

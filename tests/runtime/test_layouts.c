@@ -38,18 +38,46 @@ struct loaded {
     struct numoe_model_info info;
 };
 
+/* What both ways of reading placed. */
+static void expect_equal_sums(const struct numoe_model *a, const struct numoe_model *b)
+{
+    struct numoe_model_info info = {.size = sizeof info};
+
+    cr_assert_eq(numoe_model_info(a, &info), 0);
+    for (uint64_t q = 0; q < info.desc.layers * info.desc.experts; q++) {
+        const uint64_t layer = q / info.desc.experts, expert = q % info.desc.experts;
+        uint64_t sums[2] = {0, 0};
+
+        /* -ENOENT of one that is held elsewhere */
+        cr_assert_eq(numoe_expert_checksum(a, layer, expert, &sums[0]),
+                     numoe_expert_checksum(b, layer, expert, &sums[1]));
+        cr_assert_eq(sums[0], sums[1], "layer %llu expert %llu", (unsigned long long)layer,
+                     (unsigned long long)expert);
+    }
+}
+
 static int try_load(const char *path, const struct numoe_load_options *load, struct loaded *out,
                     struct numoe_error *error)
 {
+    struct numoe_load_options way = NUMOE_LOAD_OPTIONS_INIT;
     struct numoe_options options = NUMOE_OPTIONS_INIT;
+    struct numoe_model *plain = NULL;
     int code;
 
     options.workers = 2;
+    if (load)
+        way = *load;
     *out = (struct loaded){.info = {.size = sizeof out->info}};
     cr_assert_eq(numoe_open(&options, &out->context, error), 0, "%s", error->message);
-    code = numoe_model_load(out->context, path, load, &out->model, error);
-    if (code == 0)
+    way.read = NUMOE_READ_CACHED;
+    code = numoe_model_load(out->context, path, &way, &plain, error);
+    way.read = NUMOE_READ_DISK;
+    cr_assert_eq(numoe_model_load(out->context, path, &way, &out->model, error), code);
+    if (code == 0) {
         numoe_model_info(out->model, &out->info);
+        expect_equal_sums(plain, out->model);
+        numoe_model_destroy(plain);
+    }
     return code;
 }
 

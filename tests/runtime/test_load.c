@@ -109,10 +109,11 @@ static void check_expert(const struct numoe_model *model, const struct numoe_che
         free(parts[s]);
 }
 
-/* Load and compare all of it. */
-static void load_and_check(const char *directory, const char *topology, uint32_t workers,
-                           const char *family)
+/* Load in one way and compare all of it. */
+static void load_by(enum numoe_read_way way, const char *directory, const char *topology,
+                    uint32_t workers, const char *family)
 {
+    struct numoe_load_options options = NUMOE_LOAD_OPTIONS_INIT;
     struct files_log log = {0};
     struct numoe *context = open_context(topology, workers, &log);
     struct numoe_error error = NUMOE_ERROR_INIT;
@@ -123,7 +124,8 @@ static void load_and_check(const char *directory, const char *topology, uint32_t
     uint64_t layer, expert;
     int before = files_open_now();
 
-    cr_assert_eq(numoe_model_load(context, directory, NULL, &model, &error), 0, "%s: %s",
+    options.read = way;
+    cr_assert_eq(numoe_model_load(context, directory, &options, &model, &error), 0, "%s: %s",
                  error.where, error.message);
     cr_expect_eq(files_open_now(), before);
     cr_assert_eq(numoe_checkpoint_open(directory, NULL, &checkpoint, NULL), 0);
@@ -136,11 +138,27 @@ static void load_and_check(const char *directory, const char *topology, uint32_t
     cr_expect_eq(info.checkpoint_bytes, numoe_checkpoint_bytes(checkpoint));
     cr_expect_eq(info.desc.layers, desc->layers);
     cr_expect(info.load_seconds > 0);
-    cr_expect(!strncmp(info.io_path, "io_uring", 8) || !strcmp(info.io_path, "pread"), "%s",
-              info.io_path);
+    if (way == NUMOE_READ_CACHED) {
+        cr_expect_str_eq(info.io_path, "plain reads");
+        cr_expect_eq(info.read_depth, 0);
+    } else {
+        cr_expect(!strncmp(info.io_path, "io_uring", 8) || !strcmp(info.io_path, "pread"), "%s",
+                  info.io_path);
+        cr_expect_eq(info.read_depth, 16);
+        cr_expect_eq(info.read_block_bytes, 2 << 20);
+    }
+    cr_expect(info.resident_seconds > 0 && info.placing_seconds > 0);
+    cr_expect(info.resident_seconds + info.placing_seconds < info.load_seconds);
     numoe_checkpoint_close(checkpoint);
     numoe_model_destroy(model);
     numoe_close(context);
+}
+
+static void load_and_check(const char *directory, const char *topology, uint32_t workers,
+                           const char *family)
+{
+    load_by(NUMOE_READ_CACHED, directory, topology, workers, family);
+    load_by(NUMOE_READ_DISK, directory, topology, workers, family);
 }
 
 /* All experts count as loaded: a call that uses each misses none. */
@@ -190,6 +208,7 @@ Test(load, any_number_of_buffers_will_do, .timeout = 60)
     struct numoe_model_info info = {.size = sizeof info};
     struct numoe_model *model;
 
+    options.read = NUMOE_READ_DISK;
     for (options.buffer_bytes = 1; options.buffer_bytes; options.buffer_bytes *= 32) {
         cr_assert_eq(numoe_model_load(context, directory, &options, &model, &error), 0, "%s",
                      error.message);
@@ -242,10 +261,12 @@ Test(load, two_hundred_times_leave_nothing, .timeout = 120)
 
     for (int i = 0; i < 220; i++) {
         struct numoe *context = open_context("numa:2(memory=1GiB) core:2 pu:1", 2, NULL);
+        struct numoe_load_options options = NUMOE_LOAD_OPTIONS_INIT;
         struct numoe_error error = NUMOE_ERROR_INIT;
         struct numoe_model *model;
 
-        cr_assert_eq(numoe_model_load(context, directory, NULL, &model, &error), 0, "%s",
+        options.read = i % 2 ? NUMOE_READ_DISK : NUMOE_READ_CACHED;
+        cr_assert_eq(numoe_model_load(context, directory, &options, &model, &error), 0, "%s",
                      error.message);
         numoe_model_destroy(model);
         numoe_close(context);
@@ -397,11 +418,17 @@ Test(load, a_scale_that_is_no_number_is_refused_by_its_place, .timeout = 60)
                                     cases[i].group)),
                      1);
         close(fd);
-        cr_expect_eq(numoe_model_load(context, directory, NULL, &model, &error), -EBADMSG);
-        expect_text(error.message, cases[i].words);
-        expect_text(error.where,
-                    numoe_checkpoint_file(checkpoint, parts[cases[i].part].file, NULL));
-        cr_expect_null(model);
+        for (unsigned way = NUMOE_READ_AUTO; way <= NUMOE_READ_CACHED; way++) {
+            struct numoe_load_options options = NUMOE_LOAD_OPTIONS_INIT;
+
+            options.read = (enum numoe_read_way)way;
+            error = (struct numoe_error)NUMOE_ERROR_INIT;
+            cr_expect_eq(numoe_model_load(context, directory, &options, &model, &error), -EBADMSG);
+            expect_text(error.message, cases[i].words);
+            expect_text(error.where,
+                        numoe_checkpoint_file(checkpoint, parts[cases[i].part].file, NULL));
+            cr_expect_null(model);
+        }
         numoe_checkpoint_close(checkpoint);
         cr_expect_eq(files_open_now(), before);
         numoe_close(context);
@@ -412,6 +439,7 @@ Test(load, a_scale_that_is_no_number_is_refused_by_its_place, .timeout = 60)
 struct told {
     unsigned calls;
     struct numoe_load_progress last;
+    enum numoe_load_stage cancel_at;
     bool cancel;
 };
 
@@ -419,11 +447,12 @@ static int tell(void *user, const struct numoe_load_progress *progress)
 {
     struct told *told = user;
 
-    cr_assert(progress->bytes_done >= told->last.bytes_done);
+    cr_assert(progress->stage >= told->last.stage);
+    cr_assert(progress->stage > told->last.stage || progress->bytes_done >= told->last.bytes_done);
     cr_assert(progress->bytes_done <= progress->bytes_total);
     told->calls++;
     told->last = *progress;
-    return told->cancel;
+    return told->cancel && progress->stage == told->cancel_at;
 }
 
 Test(load, progress_ends_at_the_whole_and_can_cancel, .timeout = 60)
@@ -449,11 +478,22 @@ Test(load, progress_ends_at_the_whole_and_can_cancel, .timeout = 60)
     cr_expect_eq(info.desc.arithmetic, NUMOE_EXACT);
     numoe_model_destroy(model);
     model = NULL;
-    told = (struct told){.cancel = true};
-    cr_expect_eq(numoe_model_load(context, directory, &options, &model, &error), -ECANCELED);
-    expect_text(error.message, "cancelled");
-    cr_expect_null(model);
-    cr_expect_eq(files_open_now(), before);
+    options.checksum = true;
+    for (unsigned way = NUMOE_READ_AUTO; way <= NUMOE_READ_CACHED; way++)
+        for (unsigned stage = NUMOE_LOAD_MEMORY; stage <= NUMOE_LOAD_CHECKSUMS; stage++) {
+            static const char *const words[] = {"making memory resident was cancelled after",
+                                                "loading was cancelled after",
+                                                "taking checksums was cancelled after"};
+
+            options.read = (enum numoe_read_way)way;
+            told = (struct told){.cancel = true, .cancel_at = (enum numoe_load_stage)stage};
+            cr_expect_eq(numoe_model_load(context, directory, &options, &model, &error),
+                         -ECANCELED);
+            expect_text(error.message, words[stage]);
+            expect_text(error.where, directory);
+            cr_expect_null(model);
+            cr_expect_eq(files_open_now(), before);
+        }
     numoe_close(context);
     files_drop(directory);
 }

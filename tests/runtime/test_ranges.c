@@ -275,6 +275,7 @@ Test(ranges_load, ranks_of_a_checkpoint_add_up, .timeout = 120)
 
             cr_assert_eq(numoe_model_info(whole, &all), 0);
             options.range = range_of(&all.desc, tp, ep, rank);
+            options.read = rank % 2 ? NUMOE_READ_DISK : NUMOE_READ_CACHED;
             options.progress = keep_progress;
             options.user = &progress;
             cr_assert_eq(numoe_model_load(context, directory, &options, &model, &error), 0,
