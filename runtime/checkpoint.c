@@ -33,18 +33,23 @@
 
 /* ---- lists of what is missing --------------------------------------------------------------- */
 
-void numoe_list_add(struct list *list, const char *name)
+void numoe_list_add(struct list *list, const char *name, const char *file)
 {
-    struct numoe_quoted quoted = numoe_quote(name);
-    size_t length = strlen(quoted.text) + 2;
+    char text[sizeof(struct numoe_quoted) * 2 + 16];
+    size_t length = 2;
 
+    if (file)
+        length += (size_t)snprintf(text, sizeof text, "%s (in %s)", numoe_quote(name).text,
+                                   numoe_quote(file).text);
+    else
+        length += (size_t)snprintf(text, sizeof text, "%s", numoe_quote(name).text);
     list->count++;
     if (list->count <= LIST_LOGGED)
-        numoe_log_write(list->log, NUMOE_LOG_ERROR, "missing %s: %s", list->what, quoted.text);
+        numoe_log_write(list->log, NUMOE_LOG_ERROR, "missing %s: %s", list->what, text);
     if (list->shown < LIST_SHOWN && list->shown + 1 == list->count &&
         list->used + length < sizeof list->text) {
         list->used += (size_t)snprintf(list->text + list->used, sizeof list->text - list->used,
-                                       "%s%s", list->shown ? ", " : "", quoted.text);
+                                       "%s%s", list->shown ? ", " : "", text);
         list->shown++;
     }
 }
@@ -445,7 +450,7 @@ static int read_headers(struct opening *o, struct list *files)
         struct stat status;
         c->shards[i].present = stat(c->shards[i].path, &status) == 0 || errno != ENOENT;
         if (!c->shards[i].present)
-            numoe_list_add(files, c->shards[i].name);
+            numoe_list_add(files, c->shards[i].name, NULL);
     }
     for (i = 0; i < c->shard_count; i++) {
         if (!c->shards[i].present)
@@ -471,7 +476,6 @@ static void find_entry(struct opening *o, const struct numoe_tensor *listed, str
     const uint32_t file = o->order[listed->begin];
     const struct shard *shard = &o->ckpt->shards[file];
     const struct numoe_tensor *tensor;
-    char both[300];
 
     if (!shard->present)
         return;
@@ -480,8 +484,7 @@ static void find_entry(struct opening *o, const struct numoe_tensor *listed, str
         o->entries[o->entry_count++] = tensor;
         return;
     }
-    snprintf(both, sizeof both, "%s (in %s)", numoe_quote(listed->name).text, shard->name);
-    numoe_list_add(absent, both);
+    numoe_list_add(absent, listed->name, shard->name);
 }
 
 static int resolve(struct opening *o)

@@ -8,6 +8,7 @@
 
 #include "base/checked.h"
 #include "files.h"
+#include "model.h"
 #include "numoe_kernels.h"
 
 #include <errno.h>
@@ -311,7 +312,7 @@ static int check_complete(struct opening *o, const struct match *matches, uint64
             uint64_t whole = expected / c->tensor_count;
             numoe_family_tensor_name(c->family, c->first_layer + whole / each, whole % each,
                                      (unsigned)(expected % c->tensor_count), name, sizeof name);
-            numoe_list_add(&absent, name);
+            numoe_list_add(&absent, name, NULL);
         }
         absent.count += at - expected;
         expected = at + 1;
@@ -446,6 +447,47 @@ static int check_shape(struct opening *o, const struct numoe_tensor *t,
     return 0;
 }
 
+/* Bytes of a row of a tensor, and from block to block of it. */
+static uint64_t step_bytes(const struct numoe_family_tensor *role)
+{
+    switch (role->kind) {
+    case NUMOE_TENSOR_CODES:
+        return NUMOE_TILE / 2;
+    case NUMOE_TENSOR_BLOCKS:
+        return NUMOE_TILE / 2 + 1;
+    default:
+        return 1;
+    }
+}
+
+static uint64_t row_bytes(const struct numoe_family_tensor *role, uint64_t columns,
+                          uint16_t bias_dtype)
+{
+    if (role->kind == NUMOE_TENSOR_BIAS)
+        return numoe_dtype_bits((enum numoe_dtype)bias_dtype) / 8;
+    return columns / NUMOE_TILE * step_bytes(role);
+}
+
+/* That a tensor has the bytes that are read of it: its shape says so, in all types that are read.
+ */
+static int check_bytes(struct opening *o, const struct numoe_tensor *t,
+                       const struct numoe_family_tensor *role, unsigned which)
+{
+    const bool stacked = numoe_family_stacked(o->ckpt->family);
+    uint64_t rows, columns, row, bytes;
+
+    role_shape(&o->ckpt->desc, role, &rows, &columns);
+    row = row_bytes(role, columns, o->ckpt->bias_dtype[which]);
+    if (numoe_mul_u64(rows, row, &bytes) &&
+        numoe_mul_u64(bytes, stacked ? o->ckpt->desc.experts : 1, &bytes) &&
+        bytes == t->end - t->begin)
+        return 0;
+    return numoe_error_set(o->error, -EBADMSG, o->ckpt->shards[t->file].path,
+                           "tensor \"%s\": %llu bytes where %llu rows of %llu are due",
+                           numoe_quote(t->name).text, (unsigned long long)(t->end - t->begin),
+                           (unsigned long long)rows, (unsigned long long)row);
+}
+
 static int place_experts(struct opening *o, const json_t *section, const struct match *matches,
                          uint64_t count)
 {
@@ -486,6 +528,9 @@ static int place_experts(struct opening *o, const json_t *section, const struct 
                                    "tensor \"%s\" is %s, and the first of its kind is %s",
                                    numoe_quote(m->tensor->name).text, m->tensor->type,
                                    numoe_dtype_name((enum numoe_dtype)c->bias_dtype[m->which]));
+        code = check_bytes(o, m->tensor, &roles[m->which], m->which);
+        if (code < 0)
+            return code;
         c->places[i] = (struct place){m->tensor->begin, m->tensor->file};
         if (i < c->tensor_count)
             c->expert_bytes += m->tensor->end - m->tensor->begin;
@@ -573,6 +618,18 @@ static int describe(struct opening *o, const json_t *section)
     return 0;
 }
 
+/* That a model of these numbers can be: limits that are no file's. */
+static int check_limits(struct opening *o)
+{
+    struct numoe_error why = NUMOE_ERROR_INIT;
+    struct numoe_expert_shape shape;
+
+    if (numoe_model_expert_shape(&o->ckpt->desc, &shape, &why) < 0)
+        return numoe_error_set(o->error, -EBADMSG, o->ckpt->directory,
+                               "its experts are more than can be: %s %s", why.where, why.message);
+    return 0;
+}
+
 int numoe_checkpoint_find_experts(struct opening *o)
 {
     struct numoe_checkpoint *c = o->ckpt;
@@ -604,6 +661,8 @@ int numoe_checkpoint_find_experts(struct opening *o)
         code = place_experts(o, section, matches, count);
     if (code == 0)
         code = describe(o, section);
+    if (code == 0)
+        code = check_limits(o);
 out:
     free(matches);
     return code;
@@ -649,24 +708,11 @@ static struct numoe_extent tensor_extent(const struct numoe_checkpoint *c, unsig
     uint64_t columns;
 
     role_shape(&c->desc, role, &out.rows, &columns);
-    switch (role->kind) {
-    case NUMOE_TENSOR_CODES:
-        out.row_bytes = columns / 2;
-        out.step = NUMOE_TILE / 2;
-        break;
-    case NUMOE_TENSOR_SCALES:
-        out.row_bytes = columns / NUMOE_TILE;
-        out.step = 1;
-        break;
-    case NUMOE_TENSOR_BLOCKS:
-        out.step = NUMOE_TILE / 2 + 1;
-        out.row_bytes = columns / NUMOE_TILE * out.step;
-        break;
-    case NUMOE_TENSOR_BIAS:
+    out.row_bytes = row_bytes(role, columns, c->bias_dtype[tensor]);
+    if (role->kind == NUMOE_TENSOR_BIAS)
         out.dtype = c->bias_dtype[tensor];
-        out.row_bytes = numoe_dtype_bits((enum numoe_dtype)out.dtype) / 8;
-        break;
-    }
+    else
+        out.step = (uint16_t)step_bytes(role);
     out.stride = out.row_bytes;
     if (stacked)
         out.offset += expert * out.rows * out.stride;

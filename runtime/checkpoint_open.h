@@ -72,13 +72,14 @@ struct list {
     uint64_t count;
     unsigned shown;
     size_t used;
-    char text[200];
+    char text[300]; /* the first always fits */
 };
 
-void numoe_list_add(struct list *list, const char *name);
+/* file: NULL, or the one that it should be in */
+void numoe_list_add(struct list *list, const char *name, const char *file);
 
 struct list_text {
-    char text[280];
+    char text[400];
 };
 
 /* "3 missing files: a, b, c"; empty when nothing is missing. */

@@ -338,7 +338,7 @@ static int add_shard(struct synth *s, uint64_t first)
 
 static int lay_out(struct synth *s)
 {
-    uint64_t i, in_shard = 0;
+    uint64_t i, in_shard = 0, most;
     struct tensor t;
     int code;
 
@@ -354,11 +354,12 @@ static int lay_out(struct synth *s)
         s->total_bytes += t.bytes;
     }
     s->shard_first[s->shard_count] = s->tensor_count;
-    if (s->shard_count > SHARD_LIMIT)
+    most = numoe_family_gguf(s->family) ? UINT16_MAX : SHARD_LIMIT;
+    if (s->shard_count > most)
         return numoe_error_set(s->error, -EINVAL, s->directory,
-                               "shards of %llu bytes make %llu files, above the limit of %d",
+                               "shards of %llu bytes make %llu files, above the limit of %llu",
                                (unsigned long long)s->options->shard_bytes,
-                               (unsigned long long)s->shard_count, SHARD_LIMIT);
+                               (unsigned long long)s->shard_count, (unsigned long long)most);
     return 0;
 }
 
@@ -519,7 +520,14 @@ no_memory:
 
 /* ---- GGUF ----------------------------------------------------------------------------------- */
 
-enum { GGUF_ALIGNMENT = 32, GGUF_U32 = 4, GGUF_F32 = 6, GGUF_STRING = 8 };
+enum {
+    GGUF_ALIGNMENT = 32,
+    GGUF_U16 = 2,
+    GGUF_U32 = 4,
+    GGUF_I32 = 5,
+    GGUF_F32 = 6,
+    GGUF_STRING = 8
+};
 
 static void put_number(FILE *stream, uint64_t value, unsigned bytes)
 {
@@ -554,15 +562,17 @@ static void put_metadata(const struct synth *s, FILE *stream, uint64_t shard)
     const struct {
         const char *architecture, *key;
         uint64_t value;
+        uint32_t type;
     } numbers[] = {
-        {NULL, "general.alignment", GGUF_ALIGNMENT},
-        {NULL, "split.no", shard},
-        {NULL, "split.count", s->shard_count},
-        {s->own->gguf, "block_count", s->model->first_layer + s->layers},
-        {s->own->gguf, "expert_count", s->experts},
-        {s->own->gguf, "expert_used_count", s->top_k},
-        {s->own->gguf, "embedding_length", s->hidden},
-        {s->own->gguf, "expert_feed_forward_length", s->intermediate},
+        {NULL, "general.alignment", GGUF_ALIGNMENT, GGUF_U32},
+        {NULL, "split.no", shard, GGUF_U16},
+        {NULL, "split.count", s->shard_count, GGUF_U16},
+        {NULL, "split.tensors.count", s->shard_first[s->shard_count], GGUF_I32},
+        {s->own->gguf, "block_count", s->model->first_layer + s->layers, GGUF_U32},
+        {s->own->gguf, "expert_count", s->experts, GGUF_U32},
+        {s->own->gguf, "expert_used_count", s->top_k, GGUF_U32},
+        {s->own->gguf, "embedding_length", s->hidden, GGUF_U32},
+        {s->own->gguf, "expert_feed_forward_length", s->intermediate, GGUF_U32},
     };
     const uint64_t count = sizeof numbers / sizeof numbers[0];
     float limit = s->model->desc.activation.limit;
@@ -572,8 +582,8 @@ static void put_metadata(const struct synth *s, FILE *stream, uint64_t shard)
     put_key(stream, NULL, "general.architecture", GGUF_STRING);
     put_string(stream, s->own->gguf);
     for (uint64_t i = 0; i < count; i++) {
-        put_key(stream, numbers[i].architecture, numbers[i].key, GGUF_U32);
-        put_number(stream, numbers[i].value, 4);
+        put_key(stream, numbers[i].architecture, numbers[i].key, numbers[i].type);
+        put_number(stream, numbers[i].value, numbers[i].type == GGUF_U16 ? 2 : 4);
     }
     put_key(stream, s->own->gguf, s->family->limit_key, GGUF_F32);
     memcpy(&bits, &limit, sizeof bits);

@@ -22,7 +22,7 @@ except ImportError as missing:
     print(f"skipped: {missing}")
     sys.exit(77)
 
-ROUNDS = 6000
+ROUNDS = 8000
 answer_program, numoe = sys.argv[1:3]
 work = tempfile.TemporaryDirectory()
 program = subprocess.Popen([answer_program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -81,7 +81,10 @@ def damage_entry(rng, header):
     elif what == 2 and entry["shape"]:
         entry["shape"][rng.randrange(len(entry["shape"]))] = rng.choice(odd)
     elif what == 3:
-        entry["shape"] = rng.choice([None, "x", {}, [2**40, 2**40], [0, 2**63, 2**63]])
+        entry["shape"] = rng.choice(
+            [None, "x", {}, [2**40, 2**40], [0, 2**63, 2**63], [2**32, 2**32], [2**63, 2]]
+            + [[2**64 - 1], [2**62, 4, 1], [2**61], [2**60, 0], [1] * 40]
+        )
     elif what == 4:
         entry["dtype"] = rng.choice(["F31", "", None, 4, "f32", "F4", "F64", "U16"])
     elif what == 5:
@@ -115,9 +118,45 @@ def damage_bytes(rng, data):
     return bytes(data)
 
 
+def overflow(rng):
+    """A shape whose elements, or bytes, are as many as the offsets say, but for 2**64 of them."""
+    kind, size = rng.choice([("F64", 8), ("F32", 4), ("F16", 2), ("U8", 1)])
+    shape = rng.choice([[2**32, 2**32], [2**63, 2], [2**64 // size], [2**62, 4], [3, 2**63, 2]])
+    end = rng.choice([0, 8, 2**64, 2**64 - 8])
+    begin = rng.choice([0, 8, end])
+    entry = {"dtype": kind, "shape": shape, "data_offsets": [begin, end]}
+    return frame({"t": entry}, bytes(rng.choice([0, 8])))
+
+
+def nested(rng, header, data):
+    """A value in the place of another, many levels deep, or as large as a number can be."""
+    depth = rng.choice([1, 60, 120, 124, 125, 126, 127, 128, 129, 130, 1000, 100000])
+    begin, end = rng.choice([("[", "]"), ('{"a":', "}")])
+    value = rng.choice(
+        [begin * depth + "1" + end * depth, begin * depth, "[" * depth + "]" * (depth - 1)]
+        + ["1e400", "1" * 400, "18446744073709551616", "-0", "0.0", "1e2", "00", "1."]
+    )
+    mark = "the value"
+    place = rng.randrange(4)
+    name = next(name for name in header if name != "__metadata__")
+    if place == 0:
+        header[name]["more"] = mark
+    elif place == 1:
+        header[name]["shape"] = [mark]
+    elif place == 2:
+        header["__metadata__"] = {"a": mark}
+    else:
+        header[name]["data_offsets"] = [0, mark]
+    return frame(json.dumps(header).replace(f'"{mark}"', value).encode(), data)
+
+
 def damaged(rng):
     header, data = sound(rng)
-    what = rng.randrange(5)
+    what = rng.randrange(7)
+    if what == 5:
+        return overflow(rng)
+    if what == 6:
+        return nested(rng, header, data)
     if what == 0:
         return frame(header, data)
     if what == 1:

@@ -336,6 +336,7 @@ struct spec {
     uint64_t rows, columns; /* shape of gate's codes as written */
     int drop;               /* number of a tensor to leave out, or -1 */
     const char *prefix;
+    unsigned group; /* codes' rows are written as groups of so many; 0: as rows */
 };
 
 /* One layer, two experts, H 64, I 32, in model.safetensors. */
@@ -360,12 +361,18 @@ static void put_single(const char *directory, const struct spec *spec, uint64_t 
             }
             if ((int)n++ != spec->drop) {
                 uint64_t bytes = f4 ? rows * columns / 2 : rows * columns * size;
+                char more[32] = "";
+                if (spec->group) {
+                    columns = k / 32;
+                    snprintf(more, sizeof more, ",%u", spec->group);
+                    bytes = rows * columns * spec->group * size / (f4 ? 2 : 1);
+                }
                 fprintf(
                     stream,
                     "\"%slayers.%llu.ffn.experts.%u.%s.weight\":{\"dtype\":\"%s\",\"shape\":[%llu,"
-                    "%llu],\"data_offsets\":[%llu,%llu]},",
+                    "%llu%s],\"data_offsets\":[%llu,%llu]},",
                     spec->prefix, (unsigned long long)layer, e, matrices[m], spec->dtype,
-                    (unsigned long long)rows, (unsigned long long)columns,
+                    (unsigned long long)rows, (unsigned long long)columns, more,
                     (unsigned long long)offset, (unsigned long long)(offset + bytes));
                 offset += bytes;
             }
@@ -417,6 +424,55 @@ Test(checkpoint, every_spelling_of_mxfp4_means_the_same, .timeout = 20)
             cr_expect_eq(out.desc.intermediate, 32);
             cr_expect_eq(out.log.count, 0, "%s", out.log.text);
         }
+}
+
+/* [N, K/32, 16] bytes, or [N, K/32, 32] codes; half or twice as much of each is no such matrix,
+ * whatever else agrees. */
+Test(checkpoint, codes_in_groups, .timeout = 20)
+{
+    static const struct {
+        const char *dtype;
+        unsigned group;
+        bool good;
+    } cases[] = {{"U8", 16, true},  {"I8", 16, true},  {"F4", 32, true}, {"U8", 32, false},
+                 {"F4", 16, false}, {"F4", 64, false}, {"U8", 8, false}, {"U8", 1, false}};
+
+    for (unsigned i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct spec spec = {cases[i].dtype, "U8", 0, 0, -1, "", cases[i].group};
+        struct outcome out = attempt_single(&spec, 0, single_config);
+
+        cr_expect_eq(out.code, cases[i].good ? 0 : -EBADMSG, "%s %u: %d %s", cases[i].dtype,
+                     cases[i].group, out.code, out.error.message);
+        if (cases[i].good)
+            cr_expect_eq(out.desc.hidden, 64);
+        else
+            expect_text(out.error.message,
+                        "tensor \"layers.0.ffn.experts.0.w1.weight\": shape [32, 2");
+    }
+}
+
+/* Of a tensor that is not in its file, the file is told however long the name is. */
+Test(checkpoint, a_name_that_is_cut_keeps_its_file, .timeout = 20)
+{
+    char *directory = small("v4-flash", 1, 2), *shard = NULL;
+    char name[200], index[600], due[100];
+    struct outcome out;
+
+    for (unsigned of = 1; !shard && of < 100; of++) {
+        snprintf(due, sizeof due, "model-00001-of-%05u.safetensors", of);
+        if (access(files_at(directory, due), F_OK) == 0)
+            shard = due;
+    }
+    cr_assert_not_null(shard);
+    memset(name, 'n', sizeof name);
+    name[sizeof name - 1] = 0;
+    snprintf(index, sizeof index, "{\"weight_map\":{\"%s\":\"%s\"}}", name, shard);
+    files_put(files_at(directory, "model.safetensors.index.json"), index, strlen(index));
+    out = attempt(directory);
+    cr_expect_eq(out.code, -EBADMSG);
+    snprintf(index, sizeof index, "nnn... (in %s)", shard);
+    expect_text(out.error.message, index);
+    files_drop(directory);
 }
 
 Test(checkpoint, other_formats_are_named, .timeout = 20)
