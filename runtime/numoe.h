@@ -321,7 +321,8 @@ struct numoe_load_options {
     size_t size;
     enum numoe_arithmetic arithmetic; /**< 0: NUMOE_FAST */
     /** Called about ten times a second by the loading thread; return nonzero to cancel. The load
-     *  ends when what workers have begun is done, some MiB each, and keeps nothing. */
+     *  ends when what workers have begun is done, some MiB each, and keeps nothing. May not call
+     *  numoe. */
     int (*progress)(void *user, const struct numoe_load_progress *progress);
     void *user;
     struct numoe_range range; /**< as in struct numoe_model_desc. Of files, other experts are not
