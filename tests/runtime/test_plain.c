@@ -41,6 +41,11 @@ static struct numoe_reader_file put(const char *directory, const char *name, uns
     return file;
 }
 
+static void forget(struct numoe_reader_file file)
+{
+    free((char *)(uintptr_t)file.path);
+}
+
 static bool right(const uint8_t *buffer, const char *name, unsigned offset, unsigned bytes)
 {
     for (unsigned i = 0; i < bytes; i++)
@@ -91,6 +96,7 @@ Test(plain, all_bytes_or_one_error, .timeout = 60)
             numoe_plain_destroy(plain);
         }
     free(buffer);
+    forget(file);
     files_drop(directory);
 }
 
@@ -103,7 +109,7 @@ Test(plain, a_file_cut_or_replaced_is_an_error, .timeout = 20)
         struct numoe_plain *plain;
         uint8_t buffer[9000];
 
-        put(directory, "b", 9000);
+        forget(put(directory, "b", 9000));
         cr_assert_eq(numoe_plain_create(&file, 1, &plain, NULL), 0);
         numoe_plain_begin(plain);
         if (way == 0) {
@@ -121,6 +127,7 @@ Test(plain, a_file_cut_or_replaced_is_an_error, .timeout = 20)
         }
         expect_text(error.where, file.path);
         numoe_plain_destroy(plain);
+        forget(file);
         files_drop(directory);
     }
 }
@@ -157,6 +164,8 @@ Test(plain, many_files, .timeout = 60)
     cr_assert_eq(files_open_now(), before + FILES, "what one round needs stays open");
     numoe_plain_destroy(plain);
     cr_assert_eq(files_open_now(), before);
+    for (unsigned i = 0; i < FILES; i++)
+        forget(files[i]);
     files_drop(directory);
 }
 
@@ -176,5 +185,6 @@ Test(plain, whether_a_file_is_cached, .timeout = 60)
     if (!numoe_file_cached(fd, 2999999))
         cr_expect(!numoe_plain_cached(file.path), "a part of it is not");
     close(fd);
+    forget(file);
     files_drop(directory);
 }
