@@ -49,6 +49,11 @@ static void sample_nodes(const struct numoe_memory *memory, struct numoe_memory_
     }
 }
 
+static uint64_t pooled(const struct numoe_memory *memory)
+{
+    return memory->pooled_bytes - atomic_load_explicit(&memory->missed_bytes, memory_order_relaxed);
+}
+
 /* Sum the huge pages of the mappings that overlap the range. The kernel may have joined the range
  * with a neighbour; never report more than there is. */
 static uint64_t count_huge(const struct numoe_memory *memory)
@@ -60,7 +65,7 @@ static uint64_t count_huge(const struct numoe_memory *memory)
     char line[512];
 
     if (!file)
-        return memory->pooled_bytes;
+        return pooled(memory);
     while (fgets(line, sizeof line, file)) {
         if (sscanf(line, "%llx-%llx ", &begin, &end) == 2)
             inside = begin < from + memory->mapped && end > from + memory->pooled_bytes;
@@ -68,7 +73,7 @@ static uint64_t count_huge(const struct numoe_memory *memory)
             bytes += kilobytes * 1024;
     }
     fclose(file);
-    bytes += memory->pooled_bytes;
+    bytes += pooled(memory);
     return bytes < memory->mapped ? bytes : memory->mapped;
 }
 
@@ -80,7 +85,6 @@ void numoe_memory_inspect(const struct numoe_memory *memory, struct numoe_memory
     report->bind_errno = memory->bind_errno;
     report->spilled_bytes = atomic_load_explicit(&memory->spilled, memory_order_relaxed);
     report->giant_bytes = memory->giant_bytes;
-    report->huge_bytes =
-        memory->pooled_bytes == memory->mapped ? memory->mapped : count_huge(memory);
+    report->huge_bytes = pooled(memory) == memory->mapped ? memory->mapped : count_huge(memory);
     sample_nodes(memory, report);
 }

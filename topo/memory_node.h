@@ -22,7 +22,8 @@ struct numoe_memory {
     uint64_t bytes;        /* asked for */
     uint64_t mapped;       /* a multiple of MEMORY_HUGE_PAGE */
     uint64_t giant_bytes;  /* from address on, on pages of 1 GiB, resident since creation ... */
-    uint64_t pooled_bytes; /* ... and from address on, on pages of 1 GiB and then of 2 MiB */
+    uint64_t pooled_bytes; /* ... and from address on, on pages of 1 GiB and then of 2 MiB ... */
+    _Atomic uint64_t missed_bytes; /* ... but for so many, whose pages were not there after all */
     uint32_t os_node;
     uint32_t *nodes; /* of PREFERRED and INTERLEAVE */
     uint32_t node_count;
@@ -52,6 +53,14 @@ int memory_unbind(const struct numoe_memory *memory, void *address, uint64_t byt
 /* Take from the node's pools of huge pages what they hold. The range has its policy already; on
  * failure it is ordinary memory again, with its policy. */
 void memory_take_pools(struct numoe_memory *memory);
+
+/* Make [begin, end) of the range resident, all of it from the pools; pages that are not there
+ * become ordinary ones. @return 0 or -errno */
+int memory_populate_pooled(struct numoe_memory *memory, uint64_t begin, uint64_t end);
+/* Make a part of the range that is ordinary memory resident, if there is room for it. @return 0 or
+ * -ENOMEM with error filled */
+int memory_populate_ordinary(struct numoe_memory *memory, unsigned char *address, uint64_t bytes,
+                             struct numoe_error *error);
 
 /* Make a range resident without a signal on failure. @return 0 or -errno */
 int memory_fault_in(unsigned char *address, uint64_t bytes);

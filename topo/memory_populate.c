@@ -91,8 +91,8 @@ static int check(struct numoe_memory *memory, unsigned char *address, uint64_t b
     return 0;
 }
 
-static int populate_chunk(struct numoe_memory *memory, unsigned char *address, uint64_t bytes,
-                          struct numoe_error *error)
+int memory_populate_ordinary(struct numoe_memory *memory, unsigned char *address, uint64_t bytes,
+                             struct numoe_error *error)
 {
     uint64_t need = missing(address, bytes), pending;
     int rc;
@@ -129,8 +129,16 @@ int numoe_memory_populate(struct numoe_memory *memory, uint64_t offset, uint64_t
                                (unsigned long long)memory->bytes);
     end = (offset + bytes + PAGE - 1) / PAGE * PAGE;
     at = offset / PAGE * PAGE;
-    if (at < memory->pooled_bytes)
-        at = memory->pooled_bytes;
+    if (at < memory->pooled_bytes) {
+        const uint64_t pooled = end < memory->pooled_bytes ? end : memory->pooled_bytes;
+        const int rc = memory_populate_pooled(memory, at, pooled);
+
+        if (rc)
+            return numoe_error_set(error, rc, "memory",
+                                   "pages of a pool were gone, and others are not to be had: %s",
+                                   strerror(-rc));
+        at = pooled;
+    }
     while (at < end) {
         /* chunks begin at multiples of their size, so that threads share no huge page */
         uint64_t next = (at / chunk_bytes + 1) * chunk_bytes;
@@ -138,7 +146,7 @@ int numoe_memory_populate(struct numoe_memory *memory, uint64_t offset, uint64_t
 
         if (next > end)
             next = end;
-        rc = populate_chunk(memory, memory->address + at, next - at, error);
+        rc = memory_populate_ordinary(memory, memory->address + at, next - at, error);
         if (rc)
             return rc;
         at = next;

@@ -553,9 +553,10 @@ struct numoe_memory; /* one range of memory on one node */
 /**
  * Reserve memory on a node: a policy of this range, never of the process. Free memory of the node
  * and what the cgroup grants are checked first. As much as the node's pools of 1 GiB and 2 MiB
- * pages hold is taken from there and is resident when this returns; the rest is populated later,
- * by numoe_memory_populate or on first touch, on transparent huge pages where the kernel has them.
- * The address is a multiple of 2 MiB; the memory is zero.
+ * pages hold is taken from there: those of 1 GiB are resident when this returns, those of 2 MiB are
+ * to be populated by numoe_memory_populate before they are touched. The rest is populated by that
+ * or on first touch, on transparent huge pages where the kernel has them. The address is a multiple
+ * of 2 MiB; the memory is zero.
  * @return 0 (free with numoe_memory_destroy); -ENOMEM with node, need and have; -EINVAL
  */
 int numoe_memory_create(const struct numoe_memory_request *request, struct numoe_memory **memory,

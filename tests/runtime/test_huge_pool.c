@@ -1,6 +1,7 @@
 /* Memory from the system's pool of huge pages, which is reserved here where that is allowed.
  * SPDX-License-Identifier: Apache-2.0 */
 #include <stdio.h>
+#include <sys/mman.h>
 
 #include "memory_node.h"
 #include "support/fixture.h"
@@ -60,8 +61,8 @@ Test(huge_pool, is_taken_as_far_as_it_holds)
     request.bytes = bytes;
     cr_assert_eq(numoe_memory_create(&request, &memory, NULL), 0);
     cr_expect_eq(memory->pooled_bytes, 70 * MEMORY_HUGE_PAGE);
-    cr_expect_eq(pages_free(), 0);
     cr_assert_eq(numoe_memory_populate(memory, 0, bytes, NULL), 0);
+    cr_expect_eq(pages_free(), 0);
     memset(numoe_memory_address(memory), 1, bytes);
     numoe_memory_inspect(memory, &report);
     cr_expect_geq(report.huge_bytes, memory->pooled_bytes);
@@ -71,6 +72,36 @@ Test(huge_pool, is_taken_as_far_as_it_holds)
     memset(numoe_memory_address(memory), 2, bytes);
     numoe_memory_destroy(memory);
     cr_expect_eq(pages_free(), 70, "the pool has its pages back");
+    set_pool(before);
+}
+
+/* A page that is gone when it is to be made resident becomes ordinary memory. */
+Test(huge_pool, a_page_that_is_gone_is_replaced)
+{
+    const uint64_t before = reserve(8), bytes = 8 * MEMORY_HUGE_PAGE;
+    struct numoe_memory_request request = NUMOE_MEMORY_REQUEST_INIT;
+    struct numoe_memory_report report;
+    struct numoe_memory *memory;
+    unsigned char *page;
+
+    request.os_node = NUMOE_NONE;
+    request.bytes = bytes;
+    cr_assert_eq(numoe_memory_create(&request, &memory, NULL), 0);
+    cr_assert_eq(memory->pooled_bytes, bytes);
+    /* the fourth without its reservation, and one page fewer in the pool */
+    page = (unsigned char *)numoe_memory_address(memory) + 3 * MEMORY_HUGE_PAGE;
+    cr_assert_eq(mmap(page, MEMORY_HUGE_PAGE, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_HUGETLB | MAP_NORESERVE, -1, 0),
+                 page);
+    cr_assert(set_pool(7));
+    cr_assert_eq(numoe_memory_populate(memory, 0, bytes, NULL), 0);
+    memset(numoe_memory_address(memory), 3, bytes);
+    cr_expect_eq(pages_free(), 0);
+    cr_expect_eq(atomic_load(&memory->missed_bytes), MEMORY_HUGE_PAGE);
+    numoe_memory_inspect(memory, &report);
+    cr_expect_geq(report.huge_bytes, 7 * MEMORY_HUGE_PAGE);
+    numoe_memory_destroy(memory);
+    cr_expect_eq(pages_free(), 7);
     set_pool(before);
 }
 
