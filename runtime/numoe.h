@@ -111,7 +111,8 @@ struct numoe_options {
      *  alone; 1: all by the GPU. 0: each call is divided, expert by expert, so that both end
      *  together by the speeds that calls before have shown; what is computed where, and so the
      *  last bits (in modes other than exact, all that the arithmetic differs by), then changes
-     *  from call to call. */
+     *  from call to call. A GPU alone adds what it holds and then what is copied, piece by piece:
+     *  fp32 sums in an order that depends on what stays there. */
     uint64_t gpu_from_tokens;
     uint64_t gpu_cache_bytes; /**< device memory for experts that stay there; 0: what there is */
     const char *gpu_profile;  /**< file of numoe_gpu_profile: the experts asked for most are copied

@@ -98,7 +98,7 @@ int soak_context_open(struct soak *soak, struct soak_random *random,
     options.pin_caller = context->pin_caller;
     options.gpu = context->gpu ? NUMOE_GPU_ON : NUMOE_GPU_OFF;
     options.gpu_stream = context->gpu_stream;
-    options.gpu_from_tokens = 1; /* the same call gives the same bits */
+    options.gpu_from_tokens = 1; /* not the CPUs' part now and the GPU's then */
     options.batch_invariant = soak->options.batch_invariant;
     options.form = context->form;
     options.groups = context->groups;
