@@ -22,18 +22,19 @@
 
 /* What a step may do. */
 enum numoe_soak_kind {
-    NUMOE_SOAK_OPEN,     /* a context: machine, workers, threads, stealing, instructions */
-    NUMOE_SOAK_CLOSE,    /* a context and its models */
-    NUMOE_SOAK_CREATE,   /* a model of a random shape, its experts from memory */
-    NUMOE_SOAK_LOAD,     /* a checkpoint, written for it */
-    NUMOE_SOAK_DESTROY,  /* a model */
-    NUMOE_SOAK_REPLACE,  /* an expert by another, or by one with a NaN, which is then missing */
-    NUMOE_SOAK_FORWARD,  /* a batch, and the same again: the same bits */
-    NUMOE_SOAK_SUBMIT,   /* a batch without waiting, and what is done meanwhile */
-    NUMOE_SOAK_CALLERS,  /* several threads at once */
-    NUMOE_SOAK_TWIN,     /* a model again in another context of the same plan: the same bits */
-    NUMOE_SOAK_POOL,     /* a pool alone */
-    NUMOE_SOAK_REFUSED,  /* calls that must fail, and leave nothing behind */
+    NUMOE_SOAK_OPEN,    /* a context: machine, workers, threads, stealing, instructions */
+    NUMOE_SOAK_CLOSE,   /* a context and its models */
+    NUMOE_SOAK_CREATE,  /* a model of a random shape, its experts from memory */
+    NUMOE_SOAK_LOAD,    /* a checkpoint, written for it */
+    NUMOE_SOAK_DESTROY, /* a model */
+    NUMOE_SOAK_REPLACE, /* an expert by another, or by one with a NaN, which is then missing */
+    NUMOE_SOAK_FORWARD, /* a batch, and the same again: the same bits */
+    NUMOE_SOAK_SUBMIT,  /* a batch without waiting, sometimes called off, and what is done meanwhile
+                         */
+    NUMOE_SOAK_CALLERS, /* several threads at once */
+    NUMOE_SOAK_TWIN,    /* a model again in another context of the same plan: the same bits */
+    NUMOE_SOAK_POOL,    /* a pool alone */
+    NUMOE_SOAK_REFUSED, /* calls that must fail, and leave nothing behind */
     NUMOE_SOAK_TEARDOWN, /* everything closed, resources compared */
     NUMOE_SOAK_KINDS
 };

@@ -73,11 +73,13 @@ static int submit(struct soak *soak, struct soak_batch *b, uint64_t *ticket)
     return rc ? soak_fail_call(soak, "numoe_submit", rc, &error) : 0;
 }
 
-static int wait_for(struct soak *soak, struct soak_batch *b, uint64_t ticket)
+/* *cancelled: that it may have been, and then whether it was. */
+static int wait_for(struct soak *soak, struct soak_batch *b, uint64_t ticket, bool *cancelled)
 {
     int rc = numoe_wait(b->model->model, ticket, &b->have);
 
-    if (rc)
+    *cancelled = *cancelled && rc == -ECANCELED;
+    if (rc && !*cancelled)
         return soak_fail_call(soak, "numoe_wait", rc, NULL);
     soak_batch_computed(soak, b->model->context, b);
     rc = numoe_wait(b->model->model, ticket, NULL);
@@ -113,6 +115,7 @@ int soak_step_submit(struct soak *soak, struct soak_random *random, struct soak_
     const struct soak_context *context = model->context;
     struct soak_model *second = context->models[soak_below(random, context->model_count)];
     const uint64_t what = soak_below(random, 4);
+    bool cancelled = soak_once(random, 4);
     struct soak_batch b, other;
     uint64_t ticket;
     int rc = soak_batch_make(soak, random, model, &b);
@@ -126,11 +129,22 @@ int soak_step_submit(struct soak *soak, struct soak_random *random, struct soak_
     rc = submit(soak, &b, &ticket);
     if (rc)
         goto out_other;
-    rc = meanwhile(soak, &other, what);
+    if (cancelled) {
+        rc = numoe_cancel(model->model, ticket);
+        cancelled = rc == 0;
+        if (rc && rc != -EALREADY)
+            soak_fail_call(soak, "numoe_cancel", rc, NULL);
+        else
+            rc = 0;
+    }
+    if (!rc)
+        rc = meanwhile(soak, &other, what);
     if (rc)
         numoe_wait(model->model, ticket, NULL); /* before its memory is freed */
     else
-        rc = wait_for(soak, &b, ticket);
+        rc = wait_for(soak, &b, ticket, &cancelled);
+    if (!rc && cancelled)
+        rc = soak_batch_forward(soak, model->context, model->model, &b);
     if (!rc)
         rc = soak_batch_check(soak, &b);
     if (!rc)
@@ -170,6 +184,7 @@ static int call_or_submit(struct soak *soak, struct soak_batch *b, bool submits)
 {
     uint64_t ticket;
     int rc = -EAGAIN;
+    bool cancelled = false;
 
     if (submits) {
         soak_batch_reset(b);
@@ -180,7 +195,7 @@ static int call_or_submit(struct soak *soak, struct soak_batch *b, bool submits)
     }
     if (rc)
         return soak_batch_forward(soak, b->model->context, b->model->model, b);
-    return wait_for(soak, b, ticket);
+    return wait_for(soak, b, ticket, &cancelled);
 }
 
 static int make_and_drop(struct caller *caller)
