@@ -172,6 +172,14 @@ int numoe_model_settle(struct numoe_model *model, const struct numoe_expert_shap
 uint64_t numoe_model_bytes_on(const struct numoe_model *model, uint32_t n, uint32_t node,
                               uint64_t bytes);
 
+/* Bytes of a layer's slices in node n's memory, from *offset on. */
+uint64_t numoe_model_layer_bytes(const struct numoe_model *model, uint64_t layer, uint32_t n,
+                                 uint64_t *offset);
+/* Make a layer's memory, or with UINT64_MAX all of the model's, resident by the workers of its
+ * nodes. watch may be NULL. Returns 0, -ENOMEM, -EOVERFLOW or what the watch said. */
+int numoe_model_populate(struct numoe_model *model, uint64_t layer, const struct numoe_watch *watch,
+                         struct numoe_error *error);
+
 /* Group the model's plan nodes for every reach. Returns 0 or -ENOMEM. */
 int numoe_model_group(struct numoe_model *model);
 void numoe_model_ungroup(struct numoe_model *model);

@@ -152,10 +152,10 @@ int numoe_layer_load_from(struct numoe_model *model, uint64_t layer,
 
 /* ---- unloading ------------------------------------------------------------------------------ */
 
-/* A layer's part of a node's memory. */
-static uint64_t layer_bytes(const struct numoe_model *model, uint64_t layer,
-                            const struct model_node *node, uint64_t *offset)
+uint64_t numoe_model_layer_bytes(const struct numoe_model *model, uint64_t layer, uint32_t n,
+                                 uint64_t *offset)
 {
+    const struct model_node *node = &model->nodes[n];
     const uint32_t *start = node->start + layer * model->desc.experts;
 
     *offset = start[0] * model->shape.bytes;
@@ -177,7 +177,7 @@ int numoe_layer_unload(struct numoe_model *model, uint64_t layer, struct numoe_e
     if (!model->gpu) {
         model->away[layer] = true;
         for (uint32_t n = 0; n < model->plan->node_count; n++) {
-            uint64_t offset, bytes = layer_bytes(model, layer, &model->nodes[n], &offset);
+            uint64_t offset, bytes = numoe_model_layer_bytes(model, layer, n, &offset);
 
             numoe_memory_release(model->nodes[n].memory, offset, bytes);
         }
@@ -194,12 +194,8 @@ int numoe_layer_return(struct numoe_model *model, uint64_t layer, struct numoe_e
         return 0;
     /* several experts of the layer may be loaded at once */
     pthread_mutex_lock(&model->context->turn);
-    for (uint32_t n = 0; model->away[layer] && !rc && n < model->plan->node_count; n++) {
-        uint64_t offset, bytes = layer_bytes(model, layer, &model->nodes[n], &offset);
-
-        if (bytes)
-            rc = numoe_memory_populate(model->nodes[n].memory, offset, bytes, error);
-    }
+    if (model->away[layer])
+        rc = numoe_model_populate(model, layer, NULL, error);
     model->away[layer] = rc != 0;
     pthread_mutex_unlock(&model->context->turn);
     return rc;

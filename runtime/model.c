@@ -16,6 +16,7 @@
 #include "context.h"
 #include "gpu_run.h"
 
+#define ALL_LAYERS UINT64_MAX
 #define POPULATE_BYTES ((uint64_t)64 << 20) /* an item of the job that makes arenas resident */
 
 const struct numoe_plan *numoe_model_plan(const struct numoe_model *model)
@@ -159,7 +160,7 @@ struct populate {
     uint64_t total;
     atomic_uint_fast64_t done; /* bytes */
     uint32_t *item_node;
-    uint64_t *item_offset;
+    uint64_t *item_offset, *node_end;
     atomic_int failed; /* the first failure's code */
     struct numoe_error error;
 };
@@ -168,7 +169,7 @@ static void populate_chunk(void *context, uint32_t item, uint32_t worker)
 {
     struct populate *p = context;
     struct numoe_memory *memory = p->model->nodes[p->item_node[item]].memory;
-    const uint64_t left = numoe_memory_bytes(memory) - p->item_offset[item];
+    const uint64_t left = p->node_end[p->item_node[item]] - p->item_offset[item];
     const uint64_t bytes = left < POPULATE_BYTES ? left : POPULATE_BYTES;
     struct numoe_error error = NUMOE_ERROR_INIT;
     int none = 0, rc = 0;
@@ -186,8 +187,20 @@ static void populate_chunk(void *context, uint32_t item, uint32_t worker)
         p->error = error;
 }
 
-static int populate(struct numoe_model *model, const struct numoe_watch *watch,
-                    struct numoe_error *error)
+/* Bytes from *begin on of node n's memory: a layer's, or with ALL_LAYERS all. */
+static uint64_t range_of(const struct numoe_model *model, uint32_t n, uint64_t layer,
+                         uint64_t *begin)
+{
+    const struct numoe_memory *memory = model->nodes[n].memory;
+
+    *begin = 0;
+    if (layer != ALL_LAYERS)
+        return numoe_model_layer_bytes(model, layer, n, begin);
+    return memory ? numoe_memory_bytes(memory) : 0;
+}
+
+int numoe_model_populate(struct numoe_model *model, uint64_t layer, const struct numoe_watch *watch,
+                         struct numoe_error *error)
 {
     const struct numoe_plan *plan = model->plan;
     const uint32_t workers = numoe_pool_worker_count(model->context->pool);
@@ -197,18 +210,19 @@ static int populate(struct numoe_model *model, const struct numoe_watch *watch,
     uint64_t items = 0;
     int rc = -ENOMEM;
 
-    for (uint32_t n = 0; n < plan->node_count; n++)
-        if (model->nodes[n].memory) {
-            items +=
-                (numoe_memory_bytes(model->nodes[n].memory) + POPULATE_BYTES - 1) / POPULATE_BYTES;
-            p.total += numoe_memory_bytes(model->nodes[n].memory);
-        }
+    for (uint32_t n = 0; n < plan->node_count; n++) {
+        uint64_t begin, bytes = range_of(model, n, layer, &begin);
+
+        items += (bytes + POPULATE_BYTES - 1) / POPULATE_BYTES;
+        p.total += bytes;
+    }
     if (items >= NUMOE_POOL_MAX_ITEMS)
         return numoe_error_set(error, -EOVERFLOW, "model", "too large");
     p.item_node = malloc((items + 1) * sizeof *p.item_node);
     p.item_offset = malloc((items + 1) * sizeof *p.item_offset);
+    p.node_end = malloc(plan->node_count * sizeof *p.node_end);
     first = calloc(workers + 1, sizeof *first);
-    if (!p.item_node || !p.item_offset || !first) {
+    if (!p.item_node || !p.item_offset || !p.node_end || !first) {
         numoe_error_set(error, -ENOMEM, "model", "out of memory");
         goto out;
     }
@@ -216,12 +230,13 @@ static int populate(struct numoe_model *model, const struct numoe_watch *watch,
     for (uint32_t n = 0; n < plan->node_count; n++) {
         const struct numoe_plan_node *node = &plan->nodes[n];
         const uint64_t begin = items;
-        if (model->nodes[n].memory)
-            for (uint64_t at = 0; at < numoe_memory_bytes(model->nodes[n].memory);
-                 at += POPULATE_BYTES) {
-                p.item_node[items] = n;
-                p.item_offset[items++] = at;
-            }
+        uint64_t from, bytes = range_of(model, n, layer, &from);
+
+        p.node_end[n] = from + bytes;
+        for (uint64_t at = from; at < p.node_end[n]; at += POPULATE_BYTES) {
+            p.item_node[items] = n;
+            p.item_offset[items++] = at;
+        }
         if (workers == plan->worker_count)
             for (uint32_t w = 0; w < node->worker_count; w++)
                 first[node->first_worker + w] =
@@ -246,6 +261,7 @@ static int populate(struct numoe_model *model, const struct numoe_watch *watch,
 out:
     free(p.item_node);
     free(p.item_offset);
+    free(p.node_end);
     free(first);
     return rc;
 }
@@ -308,7 +324,7 @@ static int reserve(struct numoe_model *model, const struct numoe_watch *watch,
             node->base = numoe_memory_address(node->memory);
     }
     free(nodes);
-    return rc ? rc : populate(model, watch, error);
+    return rc ? rc : numoe_model_populate(model, ALL_LAYERS, watch, error);
 }
 
 int numoe_look(const struct numoe_watch *watch, uint64_t done, uint64_t total)
