@@ -107,5 +107,6 @@ int main(void)
     free_request(&r);
     free_request(&again);
     close_subject(&s);
+    printf("%d passed, %d failed\n", atomic_load(&failures) == 0, atomic_load(&failures) != 0);
     return atomic_load(&failures) != 0;
 }
