@@ -115,7 +115,8 @@ int soak_step_submit(struct soak *soak, struct soak_random *random, struct soak_
     const struct soak_context *context = model->context;
     struct soak_model *second = context->models[soak_below(random, context->model_count)];
     const uint64_t what = soak_below(random, 4);
-    bool cancelled = soak_once(random, 4);
+    const bool cancels = soak_once(random, 4);
+    bool cancelled = cancels;
     struct soak_batch b, other;
     uint64_t ticket;
     int rc = soak_batch_make(soak, random, model, &b);
@@ -129,7 +130,7 @@ int soak_step_submit(struct soak *soak, struct soak_random *random, struct soak_
     rc = submit(soak, &b, &ticket);
     if (rc)
         goto out_other;
-    if (cancelled) {
+    if (cancels) {
         rc = numoe_cancel(model->model, ticket);
         cancelled = rc == 0;
         if (rc && rc != -EALREADY)
@@ -143,7 +144,8 @@ int soak_step_submit(struct soak *soak, struct soak_random *random, struct soak_
         numoe_wait(model->model, ticket, NULL); /* before its memory is freed */
     else
         rc = wait_for(soak, &b, ticket, &cancelled);
-    if (!rc && cancelled)
+    /* also when it was too late: a seed makes the same calls each time */
+    if (!rc && cancels)
         rc = soak_batch_forward(soak, model->context, model->model, &b);
     if (!rc)
         rc = soak_batch_check(soak, &b);
