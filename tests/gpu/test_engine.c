@@ -102,7 +102,7 @@ Test(gpu_engine, pieces_for_kernels_of_others)
         struct numoe_gpu_model *model;
         struct numoe_gpu_piece held[EXPERTS + 1], piece;
         uint32_t pieces = 0, given = 0, full = 0;
-        void *stream;
+        void *stream = NULL;
 
         cr_assert_eq(numoe_gpu_model_create(gpu, &source, &options, &model, NULL), 0);
         cr_assert_eq(fake_stream_create(f, &stream), 0);
