@@ -145,16 +145,8 @@ static int hold_layer(struct numoe_gpu_model *m, uint64_t layer, struct gpu_part
                       struct numoe_error *error)
 {
     struct gpu_stream *s = &m->stream;
-    struct gpu_part part;
-    int rc = gpu_stream_begin(s, layer, s->everything, NULL, 0, error);
+    int rc = gpu_stream_visit(s, layer, s->everything, error);
 
-    do {
-        if (!rc)
-            rc = gpu_stream_next(s, s->compute, &part, error);
-        if (!rc && part.slice_at)
-            rc = gpu_stream_done(s, s->compute, &part, error);
-    } while (!rc && part.slice_at);
-    gpu_stream_end(s, s->compute);
     if (!rc)
         rc = gpu_stream_begin(s, layer, s->everything, NULL, 0, error);
     if (!rc)

@@ -732,6 +732,22 @@ void gpu_stream_end(struct gpu_stream *s, void *on)
     s->need = NULL;
 }
 
+int gpu_stream_visit(struct gpu_stream *s, uint64_t layer, const uint32_t *need,
+                     struct numoe_error *error)
+{
+    struct gpu_part part;
+    int rc = gpu_stream_begin(s, layer, need, NULL, 0, error);
+
+    do {
+        if (!rc)
+            rc = gpu_stream_next(s, s->compute, &part, error);
+        if (!rc && part.slice_at)
+            rc = gpu_stream_done(s, s->compute, &part, error);
+    } while (!rc && part.slice_at);
+    gpu_stream_end(s, s->compute);
+    return rc;
+}
+
 int gpu_stream_warm(struct gpu_stream *s, struct numoe_error *error)
 {
     const uint64_t experts = s->source->experts;
@@ -742,19 +758,11 @@ int gpu_stream_warm(struct gpu_stream *s, struct numoe_error *error)
         return numoe_error_set(error, -ENOMEM, "experts", "out of memory");
     for (uint64_t layer = 0; !rc && layer < s->source->layers; layer++) {
         const uint32_t count = gpu_cache_hottest(&s->cache, layer, s->cache.limit[layer], hottest);
-        struct gpu_part part;
 
         memset(need, 0, experts * sizeof *need);
         for (uint32_t i = 0; i < count; i++)
             need[hottest[i]] = 1;
-        rc = gpu_stream_begin(s, layer, need, NULL, 0, error);
-        do {
-            if (!rc)
-                rc = gpu_stream_next(s, s->compute, &part, error);
-            if (!rc && part.slice_at)
-                rc = gpu_stream_done(s, s->compute, &part, error);
-        } while (!rc && part.slice_at);
-        gpu_stream_end(s, s->compute);
+        rc = gpu_stream_visit(s, layer, need, error);
     }
     free(need);
     return rc;

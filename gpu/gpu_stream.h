@@ -153,6 +153,10 @@ int gpu_stream_done(struct gpu_stream *stream, void *on, const struct gpu_part *
  * is waited for if a part is not done with. */
 void gpu_stream_end(struct gpu_stream *stream, void *on);
 
+/* A call that computes nothing: experts with a need come, and those that are to stay do. */
+int gpu_stream_visit(struct gpu_stream *stream, uint64_t layer, const uint32_t *need,
+                     struct numoe_error *error);
+
 /* Copy the hottest experts of all layers to where they stay. */
 int gpu_stream_warm(struct gpu_stream *stream, struct numoe_error *error);
 
