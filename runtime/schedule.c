@@ -313,7 +313,7 @@ bool schedule_cut_evenly(const struct build *b, const struct group *group, uint3
 {
     const uint64_t slices = b->slice_count[h];
     const uint32_t tokens = b->hits[h].tokens;
-    const uint64_t own = slices * numoe_plan_slice_cost(tokens);
+    const uint64_t own = schedule_hit_cost(b, h);
     const uint64_t experts = own ? total / own + (total % own > own / 2) : 0;
 
     if (experts == 0 || !numoe_plan_cuts_evenly(group->worker_count, experts))
@@ -508,7 +508,7 @@ static int lay_evenly(struct build *b, const struct group *group, uint64_t total
     struct line line = {.b = b, .group = group};
     struct numoe_plan_cut first = {0, 0, 0};
     struct walk walk = {.tokens = 0}, rest;
-    uint64_t part = 0, blocks = 0, whole, cost = 0, lanes;
+    uint64_t part = 0, whole, cost = 0, lanes;
     int rc = 0;
 
     for (*laid = 0; *laid < b->many_count; ++*laid) {
@@ -518,17 +518,15 @@ static int lay_evenly(struct build *b, const struct group *group, uint64_t total
             break;
         if (part == 0)
             first = b->hits[*laid].cut;
-        blocks += b->hits[*laid].cut.blocks;
-        part += b->slice_count[*laid] * numoe_plan_slice_cost(b->hits[*laid].tokens);
+        part += schedule_hit_cost(b, *laid);
     }
     if (part == 0)
         return 0;
     /* the part of the first one's cut that these are of all the work */
     whole = first.whole * part / total;
     lanes = (first.lanes * part + total / 2) / total;
-    for (uint64_t i = 0; !rc && i < whole && i < blocks; i++)
-        if (next_block(b, &walk, *laid))
-            rc = lay_block(b, group, walk.h, walk.token, walk.tokens, 1);
+    for (uint64_t i = 0; !rc && i < whole && next_block(b, &walk, *laid); i++)
+        rc = lay_block(b, group, walk.h, walk.token, walk.tokens, 1);
     for (rest = walk; next_block(b, &rest, *laid);)
         cost += b->slice_count[rest.h] * numoe_plan_slice_cost(rest.tokens);
     line.cuts = cuts_evenly(cost, lanes ? lanes : 1);
@@ -568,7 +566,7 @@ static int lay_few(struct build *b, const struct group *group)
 
     for (uint32_t h = b->many_count; h < b->hit_count; h++) {
         slices += b->slice_count[h];
-        total += b->slice_count[h] * numoe_plan_slice_cost(b->hits[h].tokens);
+        total += schedule_hit_cost(b, h);
     }
     if (slices == 0)
         return 0;
@@ -587,7 +585,7 @@ static int lay_group(struct build *b, const struct group *group, bool many)
         b->slice_count[h] = 0;
         for (uint32_t i = 0; i < group->node_count; i++)
             b->slice_count[h] += part_of(b, h, group->nodes[i])->count;
-        total += b->slice_count[h] * numoe_plan_slice_cost(b->hits[h].tokens);
+        total += schedule_hit_cost(b, h);
     }
     return many ? lay_many(b, group, total) : lay_few(b, group);
 }

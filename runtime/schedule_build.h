@@ -52,6 +52,12 @@ static inline const struct model_part *part_of(const struct build *b, uint32_t h
     return &b->parts[(size_t)h * b->s->model->plan->node_count + n];
 }
 
+/* Of hit h on the group that is being laid out, in one block. */
+static inline uint64_t schedule_hit_cost(const struct build *b, uint32_t h)
+{
+    return b->slice_count[h] * numoe_plan_slice_cost(b->hits[h].tokens);
+}
+
 struct group schedule_group(const struct model_groups *groups, const struct numoe_plan *plan,
                             uint32_t g);
 
@@ -67,7 +73,7 @@ struct numoe_plan_cut schedule_cut(const struct build *b, const struct group *gr
  * that of as many like it as make up the total. */
 bool schedule_cut_evenly(const struct build *b, const struct group *group, uint32_t h,
                          uint64_t total, uint64_t unit, struct numoe_plan_cut *cut);
-/* Tokens of the i-th block of them. */
+/* Where the i-th block of them ends. */
 static inline uint32_t schedule_block_end(uint32_t tokens, uint32_t blocks, uint32_t i)
 {
     return (uint32_t)((uint64_t)tokens * (i + 1) / blocks);

@@ -154,7 +154,7 @@ static int lay_many(struct build *b, uint32_t g, uint32_t h, struct walk begin, 
 
     if (schedule_cut_evenly(b, begin.group, h, total, (b->slice_count[h] + units - 1) / units,
                             &cut)) {
-        const uint64_t own = b->slice_count[h] * numoe_plan_slice_cost(tokens);
+        const uint64_t own = schedule_hit_cost(b, h);
         const uint64_t experts = (total + own / 2) / own;
 
         /* each hit's part of both, so that all have so many lanes whatever the rounding */
@@ -204,7 +204,7 @@ static int lay_group(struct build *b, uint32_t g, const struct group *group)
         b->slice_count[h] = 0;
         for (uint32_t i = 0; i < group->node_count; i++)
             b->slice_count[h] += part_of(b, h, group->nodes[i])->count;
-        total += b->slice_count[h] * numoe_plan_slice_cost(b->hits[h].tokens);
+        total += schedule_hit_cost(b, h);
         few += b->hits[h].many ? 0 : b->slice_count[h];
     }
     lanes = schedule_few_lanes(group, few);
@@ -222,7 +222,7 @@ static int lay_group(struct build *b, uint32_t g, const struct group *group)
                              : lay_few(b, g, h, walk, units, lanes ? (few + lanes - 1) / lanes : 1);
         if (rc)
             return rc;
-        before += b->slice_count[h] * numoe_plan_slice_cost(b->hits[h].tokens);
+        before += schedule_hit_cost(b, h);
     }
     return 0;
 }
