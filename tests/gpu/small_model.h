@@ -236,4 +236,13 @@ static inline void expect_clean(struct fake *f)
         cr_expect_not(f->streams[i].used, "a stream was left");
 }
 
+/* The same of outputs that came back as rows one after another. */
+static inline bool rows_right(const struct model *m, uint64_t layer, struct batch *b,
+                              const uint8_t *rows)
+{
+    for (uint64_t t = 0; t < b->call.tokens; t++)
+        memcpy(b->out[t], rows + t * (HIDDEN + GAP) * sizeof(float), HIDDEN * sizeof(float));
+    return batch_right(m, layer, b, b->call.tokens);
+}
+
 #endif
