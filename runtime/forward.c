@@ -473,9 +473,19 @@ int numoe_cancel(struct numoe_model *model, uint64_t ticket)
     return rc;
 }
 
+/* Turn held. Rows of deferred experts lie in memory that is to be exchanged. */
+static int check_no_later(const struct numoe *context, struct numoe_error *error)
+{
+    return context->later_model
+               ? numoe_error_set(error, -EBUSY, "deferred",
+                                 "deferred experts wait: a call has to collect them first")
+               : 0;
+}
+
 int numoe_reserve(struct numoe_model *model, uint64_t tokens, uint64_t top_k, uint64_t deferred,
                   struct numoe_error *error)
 {
+    struct schedule_stock stock[3] = {0}; /* of calls, and of both deferred schedules */
     struct numoe *context;
     int rc = 0;
 
@@ -492,24 +502,32 @@ int numoe_reserve(struct numoe_model *model, uint64_t tokens, uint64_t top_k, ui
     if (rc)
         return rc;
     pthread_mutex_lock(&context->turn);
-    finish_pending(context);
-    if (context->later_model) {
-        rc = numoe_error_set(error, -EBUSY, "deferred",
-                             "deferred experts wait: a call has to collect them first");
-        goto out;
-    }
-    if (tokens)
-        rc = numoe_schedule_reserve(&context->schedule, model, tokens, top_k, deferred);
+    rc = check_no_later(context, error);
+    if (!rc && tokens)
+        numoe_schedule_want(&context->schedule, model, tokens, top_k, deferred, &stock[0]);
     for (unsigned i = 0; !rc && deferred && i < 2; i++) {
         context->later[i].part = SCHEDULE_DEFERRED;
-        rc = numoe_schedule_reserve(&context->later[i], model, deferred, top_k, 0);
+        numoe_schedule_want(&context->later[i], model, deferred, top_k, 0, &stock[1 + i]);
+    }
+    pthread_mutex_unlock(&context->turn);
+    for (unsigned i = 0; !rc && i < 3; i++) {
+        rc = numoe_schedule_stock(&stock[i], context->pool);
+        if (rc)
+            numoe_error_set(error, rc, "workspace", "no memory for calls of %llu tokens",
+                            (unsigned long long)tokens);
     }
     if (rc)
-        numoe_error_set(error, rc, "workspace", "no memory for calls of %llu tokens",
-                        (unsigned long long)tokens);
+        goto out;
+    pthread_mutex_lock(&context->turn);
+    finish_pending(context);
+    rc = check_no_later(context, error);
+    for (unsigned i = 0; !rc && i < 3; i++)
+        numoe_schedule_take(i ? &context->later[i - 1] : &context->schedule, &stock[i]);
     count_workspace(context);
-out:
     pthread_mutex_unlock(&context->turn);
+out:
+    for (unsigned i = 0; i < 3; i++)
+        numoe_schedule_stock_free(&stock[i]);
     return rc;
 }
 

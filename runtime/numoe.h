@@ -529,9 +529,11 @@ int numoe_cancel(struct numoe_model *model, uint64_t ticket);
  *                  as one of them. 0: none
  * @param top_k     of such a batch, 1 .. 64
  * @param deferred  tokens of the largest batch with numoe_batch.deferred, 0 .. 64; 0: there is none
- * @return 0; -EINVAL; -ENOMEM (less than asked for was got, and stays); -EBUSY: deferred experts
- *         wait to be collected; -ECHILD as numoe_forward
- * @thread any; blocks as a call does, and finishes a submission that is outstanding
+ * Calls of other threads go on meanwhile, with the memory they have; each waits for 2 MiB of a
+ * worker's at most. Until the exchange at the end both exist.
+ * @return 0; -EINVAL; -ENOMEM; -EBUSY: deferred experts wait to be collected; -ECHILD as
+ *         numoe_forward. Unless 0, everything is as before.
+ * @thread any; finishes a submission that is outstanding
  */
 int numoe_reserve(struct numoe_model *model, uint64_t tokens, uint64_t top_k, uint64_t deferred,
                   struct numoe_error *error);

@@ -39,6 +39,8 @@ struct grow {
     size_t bytes;
 };
 
+enum { SCHEDULE_MEMORY_USES = 19 }; /* schedule_memory.h */
+
 /* Which entries of a batch a schedule computes. */
 enum schedule_part {
     SCHEDULE_NOW,     /* those of experts that are not deferred */
@@ -80,7 +82,7 @@ struct numoe_schedule {
     uint64_t *node_bytes; /* [nodes of the context] of experts that workers read in this call,
                              wherever they are */
 
-    struct grow memory[19]; /* schedule_memory.h */
+    struct grow memory[SCHEDULE_MEMORY_USES];
     uint64_t memory_bytes;
 };
 
@@ -130,12 +132,26 @@ enum trace_phase numoe_schedule_phase(numoe_pool_fn *run);
 void numoe_schedule_free(struct numoe_schedule *schedule);
 
 /*
- * Get the memory of calls on a model of up to `tokens` tokens ahead of time, pages and all, with
- * room to index rows of late_tokens deferred ones besides. Turn held, pool free; loses what was
- * laid out. Returns 0, -ENOMEM, -EOVERFLOW, or as numoe_pool_run.
+ * The memory of calls on a model of up to `tokens` tokens, got ahead of time while others go on:
+ *   numoe_schedule_want    with the turn: what it lacks, with room to index rows of late_tokens
+ *                          deferred ones besides
+ *   numoe_schedule_stock   without: get that, pages and all. A call meanwhile waits for 2 MiB of a
+ *                          worker's at most. Returns 0, -ENOMEM, -EOVERFLOW, or as numoe_pool_run
+ *   numoe_schedule_take    with the turn, pool free: what is still more than there is, for what
+ *                          there was; loses what was laid out
+ *   numoe_schedule_stock_free  without, whatever came before
  */
-int numoe_schedule_reserve(struct numoe_schedule *schedule, struct numoe_model *model,
-                           uint64_t tokens, uint64_t top_k, uint64_t late_tokens);
+struct schedule_stock {
+    uint64_t want[SCHEDULE_MEMORY_USES]; /* bytes; 0: there is enough */
+    struct grow memory[SCHEDULE_MEMORY_USES];
+};
+
+void numoe_schedule_want(const struct numoe_schedule *schedule, const struct numoe_model *model,
+                         uint64_t tokens, uint64_t top_k, uint64_t late_tokens,
+                         struct schedule_stock *stock);
+int numoe_schedule_stock(struct schedule_stock *stock, struct numoe_pool *pool);
+void numoe_schedule_take(struct numoe_schedule *schedule, struct schedule_stock *stock);
+void numoe_schedule_stock_free(struct schedule_stock *stock);
 
 /* Sizes that a call and a reservation agree on. */
 uint64_t numoe_schedule_pass_of(const struct numoe_model *model, enum numoe_reach reach,

@@ -1,6 +1,7 @@
 /*
  * The memory of a call. It grows with the largest call so far, or ahead of time: then its pages are
- * touched by the workers, each an even part in order, as lanes and their rows are spread.
+ * touched by the workers, each an even part in order, as lanes and their rows are spread, while
+ * calls go on with what they have; only the exchange needs their turn.
  *
  * SPDX-License-Identifier: Apache-2.0
  */
@@ -16,33 +17,46 @@
 #define CHECKED_BYTES ((uint64_t)16 << 20)
 #define HUGE_PAGE ((uint64_t)2 << 20)
 
+/* Untouched memory. *data: at least `want` bytes; *got: how many. */
+static int map_new(uint64_t want, void **data, uint64_t *got)
+{
+    if (!numoe_round_up_u64(want, want > HUGE_PAGE ? HUGE_PAGE : 4096, got) || *got > SIZE_MAX / 2)
+        return -EOVERFLOW;
+    *data = mmap(NULL, *got, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+                 -1, 0);
+    if (*data == MAP_FAILED)
+        return -ENOMEM;
+    if (*got >= HUGE_PAGE)
+        madvise(*data, *got, MADV_HUGEPAGE); /* only speed depends on it */
+    return 0;
+}
+
+static void unmap(struct grow *g)
+{
+    if (g->data)
+        munmap(g->data, g->bytes);
+    *g = (struct grow){NULL, 0};
+}
+
 /* Exactly `want`, more than there is. */
 static int map(struct numoe_schedule *s, enum schedule_memory use, uint64_t want, bool keep)
 {
     struct grow *g = &s->memory[use];
     void *data;
+    int rc;
 
-    if (!numoe_round_up_u64(want, want > HUGE_PAGE ? HUGE_PAGE : 4096, &want) ||
-        want > SIZE_MAX / 2)
-        return -EOVERFLOW;
-    if (!keep && g->data) {
-        munmap(g->data, g->bytes);
+    if (!keep) {
         s->memory_bytes -= g->bytes;
-        *g = (struct grow){NULL, 0};
+        unmap(g);
     }
-    data = mmap(NULL, want, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1,
-                0);
-    if (data == MAP_FAILED)
-        return -ENOMEM;
-    if (want >= HUGE_PAGE)
-        madvise(data, want, MADV_HUGEPAGE); /* only speed depends on it */
-    if (g->data) {
+    rc = map_new(want, &data, &want);
+    if (rc)
+        return rc;
+    if (g->data)
         memcpy(data, g->data, g->bytes);
-        munmap(g->data, g->bytes);
-    }
     s->memory_bytes += want - g->bytes;
-    g->data = data;
-    g->bytes = want;
+    unmap(g);
+    *g = (struct grow){data, want};
     return 0;
 }
 
@@ -64,8 +78,7 @@ int schedule_more(struct numoe_schedule *s, enum schedule_memory use, uint64_t b
 void numoe_schedule_free(struct numoe_schedule *s)
 {
     for (size_t i = 0; i < MEMORY_USES; i++)
-        if (s->memory[i].data)
-            munmap(s->memory[i].data, s->memory[i].bytes);
+        unmap(&s->memory[i]);
     memset(s, 0, sizeof *s);
 }
 
@@ -206,15 +219,33 @@ static void list_bytes(const struct numoe_model *model, const struct most *most,
     bytes[MEMORY_TOKEN_ENDS] = fixed ? most->rows + late_rows + 1 : 0;
 }
 
+void numoe_schedule_want(const struct numoe_schedule *s, const struct numoe_model *model,
+                         uint64_t tokens, uint64_t top_k, uint64_t late_tokens,
+                         struct schedule_stock *stock)
+{
+    struct most most, late = {0};
+
+    memset(stock, 0, sizeof *stock);
+    bound(model, tokens, top_k, &most);
+    if (late_tokens)
+        bound(model, late_tokens, top_k, &late);
+    list_bytes(model, &most, late.rows, numoe_pool_worker_count(model->context->pool),
+               s->part == SCHEDULE_DEFERRED, stock->want);
+    for (int use = 0; use < MEMORY_USES; use++)
+        if (stock->want[use] <= s->memory[use].bytes)
+            stock->want[use] = 0;
+}
+
+/* A range that workers touch, each `part` chunks of it from its first on; chunk `at` of each. */
 struct touch {
     uint8_t *data;
-    uint64_t bytes;
+    uint64_t bytes, part, at;
 };
 
 static void touch_chunk(void *context, uint32_t item, uint32_t worker)
 {
     const struct touch *touch = context;
-    const uint64_t begin = item * HUGE_PAGE;
+    const uint64_t begin = (item * touch->part + touch->at) * HUGE_PAGE;
     const uint64_t end = least_of(begin + HUGE_PAGE, touch->bytes);
 
     (void)worker;
@@ -222,40 +253,62 @@ static void touch_chunk(void *context, uint32_t item, uint32_t worker)
         *(volatile uint8_t *)(touch->data + at) = 0;
 }
 
-int numoe_schedule_reserve(struct numoe_schedule *s, struct numoe_model *model, uint64_t tokens,
-                           uint64_t top_k, uint64_t late_tokens)
+/* A job for each chunk of a worker's part, so that calls run in between. */
+static int touch_all(struct numoe_pool *pool, const struct grow *g)
 {
-    struct numoe_pool *pool = model->context->pool;
-    uint64_t bytes[MEMORY_USES], all = 0;
-    struct most most, late = {0};
+    const uint32_t workers = numoe_pool_worker_count(pool);
+    const uint64_t chunks = (g->bytes + HUGE_PAGE - 1) / HUGE_PAGE;
+    struct touch touch = {g->data, g->bytes, (chunks + workers - 1) / workers, 0};
+    struct numoe_pool_job job = {.phase_count = 1, .context = &touch};
+    int rc = 0;
 
-    bound(model, tokens, top_k, &most);
-    if (late_tokens)
-        bound(model, late_tokens, top_k, &late);
-    list_bytes(model, &most, late.rows, numoe_pool_worker_count(pool), s->part == SCHEDULE_DEFERRED,
-               bytes);
+    job.phases[0] = (struct numoe_pool_phase){
+        .run = touch_chunk, .items = (uint32_t)((chunks + touch.part - 1) / touch.part)};
+    for (; !rc && touch.at < touch.part; touch.at++)
+        rc = numoe_pool_run(pool, &job);
+    return rc;
+}
+
+int numoe_schedule_stock(struct schedule_stock *stock, struct numoe_pool *pool)
+{
+    uint64_t all = 0;
+    int rc = 0;
+
     for (int use = 0; use < MEMORY_USES; use++)
-        if (bytes[use] > s->memory[use].bytes)
-            all += bytes[use];
+        if (!numoe_add_u64(all, stock->want[use], &all))
+            return -EOVERFLOW;
     if (!has_room(all))
         return -ENOMEM;
-    for (int use = 0; use < MEMORY_USES; use++) {
-        struct numoe_pool_job job = {.phase_count = 1};
-        struct touch touch;
-        int rc;
+    for (int use = 0; !rc && use < MEMORY_USES; use++) {
+        struct grow *g = &stock->memory[use];
+        void *data;
 
-        if (bytes[use] <= s->memory[use].bytes)
+        if (!stock->want[use])
             continue;
-        rc = map(s, (enum schedule_memory)use, bytes[use], false);
+        rc = map_new(stock->want[use], &data, &all);
         if (rc)
-            return rc;
-        touch = (struct touch){s->memory[use].data, s->memory[use].bytes};
-        job.context = &touch;
-        job.phases[0] = (struct numoe_pool_phase){
-            .run = touch_chunk, .items = (uint32_t)((touch.bytes + HUGE_PAGE - 1) / HUGE_PAGE)};
-        rc = numoe_pool_run(pool, &job);
-        if (rc)
-            return rc;
+            break;
+        *g = (struct grow){data, all};
+        rc = touch_all(pool, g);
     }
-    return 0;
+    return rc;
+}
+
+void numoe_schedule_take(struct numoe_schedule *s, struct schedule_stock *stock)
+{
+    for (int use = 0; use < MEMORY_USES; use++) {
+        const struct grow old = s->memory[use];
+
+        if (stock->memory[use].bytes <= old.bytes)
+            continue;
+        s->memory_bytes += stock->memory[use].bytes - old.bytes;
+        s->memory[use] = stock->memory[use];
+        stock->memory[use] = old;
+    }
+}
+
+void numoe_schedule_stock_free(struct schedule_stock *stock)
+{
+    for (int use = 0; use < MEMORY_USES; use++)
+        unmap(&stock->memory[use]);
 }

@@ -1,6 +1,8 @@
 /* Memory of calls that was got ahead of time: no call gets any more of it. */
 #include <criterion/criterion.h>
 #include <errno.h>
+#include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -289,6 +291,7 @@ static void check_layouts(void)
                                   between(0, 1) ? NUMOE_FAST : NUMOE_EXACT);
     struct numoe_options options = NUMOE_OPTIONS_INIT;
     struct numoe_schedule s = {.part = SCHEDULE_NOW};
+    struct schedule_stock stock;
     struct numoe_batch b = NUMOE_BATCH_INIT;
     float *weights = calloc(most * k_most, sizeof *weights);
     int32_t *ids = calloc(most * k_most, sizeof *ids);
@@ -306,7 +309,10 @@ static void check_layouts(void)
     cr_assert_eq(numoe_model_create(f.context, &f.desc, &f.model, NULL), 0, "%s", name);
     for (uint64_t e = 0; e < experts; e++)
         numoe_model_mark(f.model, 0, e, true, extreme == 0 && e % 3 == 0);
-    cr_assert_eq(numoe_schedule_reserve(&s, f.model, most, k_most, 0), 0);
+    numoe_schedule_want(&s, f.model, most, k_most, 0, &stock);
+    cr_assert_eq(numoe_schedule_stock(&stock, f.context->pool), 0);
+    numoe_schedule_take(&s, &stock);
+    numoe_schedule_stock_free(&stock);
     before = s.memory_bytes;
     b.x = b.out = weights;
     b.x_type = b.out_type = NUMOE_F32;
@@ -366,6 +372,63 @@ Test(reserve, a_larger_call_grows, .timeout = 60)
     cr_assert_arr_eq(c.out, want, TOKENS * HIDDEN * sizeof *want);
     free(want);
     call_free(&c);
+    close_model(&f);
+    experts_free(&f);
+}
+
+struct caller {
+    struct fixture *f;
+    const float *want;
+    atomic_bool over;
+    atomic_uint calls, wrong;
+};
+
+static void *call_on(void *user)
+{
+    struct caller *caller = user;
+    struct call c = call_make(3, K, HIDDEN, EXPERTS, true);
+    struct numoe_batch b = call_batch(&c);
+
+    while (!atomic_load(&caller->over)) {
+        if (numoe_forward(caller->f->model, 0, &b, NULL, NULL) ||
+            (caller->want && memcmp(c.out, caller->want, 3 * HIDDEN * sizeof *c.out) != 0))
+            atomic_fetch_add(&caller->wrong, 1);
+        if (!caller->want) { /* the first call of the first thread is what others must give */
+            caller->want = c.out;
+            c.out = malloc(3 * HIDDEN * sizeof *c.out);
+            b.out = c.out;
+        }
+        atomic_fetch_add(&caller->calls, 1);
+    }
+    call_free(&c);
+    return NULL;
+}
+
+/* Some 900 MB are got, a piece for every worker at a time, and another thread's calls run between
+ * the pieces and are right. */
+Test(reserve, calls_go_on_meanwhile, .timeout = 120)
+{
+    struct fixture f = fixture_of(1, EXPERTS, HIDDEN, INNER, false, NUMOE_FAST);
+    struct caller caller = {.f = &f};
+    unsigned before, during;
+    uint64_t had;
+    pthread_t thread;
+
+    experts_make(&f, 75);
+    open_model(&f, NULL);
+    cr_assert_eq(pthread_create(&thread, NULL, call_on, &caller), 0);
+    while (atomic_load(&caller.calls) < 3)
+        sched_yield();
+    had = workspace(&f);
+    before = atomic_load(&caller.calls);
+    cr_assert_eq(numoe_reserve(f.model, 60000, 16, 16, NULL), 0);
+    during = atomic_load(&caller.calls) - before;
+    atomic_store(&caller.over, true);
+    pthread_join(thread, NULL);
+    cr_expect_gt(workspace(&f), had + 500000000);
+    cr_expect_geq(during, 20, "%u calls", during);
+    cr_expect_eq(atomic_load(&caller.wrong), 0);
+    free((void *)caller.want);
     close_model(&f);
     experts_free(&f);
 }
