@@ -252,6 +252,8 @@ static int cores(struct work *work, struct numoe_error *error)
     box->core_read = count * each;
     /* as shares have it */
     box->ops = (count - slow / 2) * guess->ops_a_cycle * ghz * 1e9;
+    box->reads = guess->reads;
+    box->multiplies = guess->multiplies;
     if (slow > 0)
         snprintf(some, sizeof some, ", %.0f of them of a slower kind and counted half,", slow);
     figure(work, "cores reading", "GB/s", box->core_read / 1e9, !from_memory,
@@ -264,6 +266,8 @@ static int cores(struct work *work, struct numoe_error *error)
            work->options->ghz > 0 ? "given"
            : guess->ghz_from_name ? "in the CPU's name"
                                   : "assumed");
+    figure(work, "CPU kernels", "of arithmetic", box->multiplies, false,
+           "and %.2f of reading; measured by numoe bench with these instructions", box->reads);
     return 0;
 }
 
@@ -313,6 +317,7 @@ static int add_gpu(struct work *work, const struct numoe_predict_gpu *gpu)
         .link = mine->link_gbs * 1e9,
         .memory_bytes = (double)mine->memory_bytes,
         .flops = mine->tflops * 1e12,
+        .multiplies = predict_guess_multiplies(mine->name),
         .memory = mine->memory_gbs * 1e9,
     };
     work->box.gpu_count = out->gpu_count;
@@ -389,6 +394,19 @@ static int gpus(struct work *work, struct numoe_error *error)
         figure(work, "links", "GB/s", link, !options->gpus, "%u GPU%s; %s", out->gpu_count,
                out->gpu_count > 1 ? "s" : "",
                options->gpus ? "given" : "as PCIe says, of which copies reach 0.88");
+    if (out->gpu_count) {
+        double peak = 0, reached = 0;
+
+        for (uint32_t i = 0; i < out->gpu_count; i++) {
+            peak += work->box.gpus[i].flops;
+            reached += work->box.gpus[i].flops * work->box.gpus[i].multiplies;
+        }
+        figure(work, "tensor peaks", "TFLOP/s", peak / 1e12, false,
+               "dense bf16 of %u GPU%s, by data sheet where it was not given", out->gpu_count,
+               out->gpu_count > 1 ? "s" : "");
+        figure(work, "GPU kernels", "of that", reached / peak, false,
+               "measured by numoe bench --gpu on an H200, by mma.sync or, for Hopper, by wgmma");
+    }
     return 0;
 memory:
     return numoe_error_set(error, -ENOMEM, work->plan->source, "out of memory");
@@ -484,6 +502,8 @@ int numoe_predict(const struct numoe_machine *machine, const struct numoe_plan *
         rc = cells(&work, error);
     if (!rc && predict_memory(machine, plan, &options, work.out))
         rc = numoe_error_set(error, -ENOMEM, plan->source, "out of memory");
+    if (!rc && predict_prefill(&work.box, options.tokens, options.token_count, work.out))
+        rc = numoe_error_set(error, -ENOMEM, plan->source, "out of memory");
     if (!rc)
         predict_what_ifs(&work.box, work.out);
     box_bins_free(&work.bins);
@@ -502,6 +522,7 @@ void numoe_prediction_free(struct numoe_prediction *prediction)
         return;
     free(prediction->cells);
     free(prediction->gpus);
+    free(prediction->prefill);
     free(prediction->nodes);
     topo_notes_free(prediction->notes, prediction->note_count);
     free(prediction);

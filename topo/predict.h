@@ -127,7 +127,27 @@ struct numoe_prediction_figure {
     char source[192];
 };
 
-enum { NUMOE_PREDICT_FIGURES = 8, NUMOE_PREDICT_WHAT_IFS = 10 };
+enum { NUMOE_PREDICT_FIGURES = 12, NUMOE_PREDICT_WHAT_IFS = 10 };
+
+/** What makes prefill with GPUs faster, in the order in which it is added. */
+enum numoe_lever {
+    NUMOE_LEVER_NONE,    /**< one GPU; a layer is copied whole, then computed, 4096 tokens a pass */
+    NUMOE_LEVER_OVERLAP, /**< copied while what came before computes */
+    NUMOE_LEVER_HIT,     /**< only experts that are hit are copied */
+    NUMOE_LEVER_PASS,  /**< as many tokens a pass as the prompt has, up to 65536, layer by layer */
+    NUMOE_LEVER_LINKS, /**< all GPUs, each over its own link */
+    NUMOE_LEVER_CACHE, /**< device memory keeps experts */
+    NUMOE_LEVER_CPU,   /**< CPUs compute a part of the experts */
+    NUMOE_LEVERS
+};
+
+/** Prefill of a prompt. Everything before a lever, and the lever, at work. */
+struct numoe_prediction_prefill {
+    uint32_t tokens;                   /**< of the prompt */
+    double tokens_per_s[NUMOE_LEVERS]; /**< 0: not possible */
+    enum numoe_lever lever;            /**< what gives most on top of those before it */
+    enum numoe_bound bound;            /**< what sets the last of tokens_per_s */
+};
 
 struct numoe_prediction {
     struct numoe_prediction_cell *cells; /**< way by way, sizes ascending as given */
@@ -138,6 +158,8 @@ struct numoe_prediction {
     uint32_t what_if_count;
     struct numoe_predict_gpu *gpus; /**< as used */
     uint32_t gpu_count;
+    struct numoe_prediction_prefill *prefill; /**< with GPUs, by length of the prompt */
+    uint32_t prefill_count;
     char without_kernel[32];             /**< as given; empty: there are kernels */
     struct numoe_prediction_node *nodes; /**< of the plan, in its order */
     uint32_t node_count;
@@ -164,6 +186,8 @@ double numoe_predict_experts_hit(double experts, double top_k, double tokens);
 /** "memory", "link", ...; "cpu", "stream", ... */
 const char *numoe_bound_name(enum numoe_bound bound);
 const char *numoe_way_name(enum numoe_way way);
+/** "none", "overlap", "hit-experts", "tokens-a-pass", "links", "cache", "cpu-share" */
+const char *numoe_lever_name(enum numoe_lever lever);
 
 /** Text for people, after numoe_plan_print. */
 void numoe_prediction_print(const struct numoe_prediction *prediction, FILE *out);

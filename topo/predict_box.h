@@ -49,6 +49,7 @@ struct box_gpu {
     double link;         /* bytes a second */
     double memory_bytes; /* for experts */
     double flops;        /* peak */
+    double multiplies;   /* of which prefill reaches so much */
     double memory;       /* bytes a second of device memory */
 };
 
@@ -65,11 +66,12 @@ struct box {
     double call_top_k; /* with experts that are held elsewhere */
     double expert_bytes;
     /* CPU */
-    double read;      /* bytes a second that a layer's weights are read at, by memory alone:
-                         the slowest domain's bandwidth over its part of the weights */
-    double all_read;  /* the same of all domains together */
-    double core_read; /* bytes a second of all workers, by cores alone */
-    double ops;       /* int8 operations a second of all workers */
+    double read;              /* bytes a second that a layer's weights are read at, by memory alone:
+                                 the slowest domain's bandwidth over its part of the weights */
+    double all_read;          /* the same of all domains together */
+    double core_read;         /* bytes a second of all workers, by cores alone */
+    double ops;               /* int8 operations a second of all workers */
+    double reads, multiplies; /* of these rates, that kernels reach */
     double workers, packages;
     double nodes; /* that hold slices */
     double lanes; /* of the plan, all nodes */
@@ -82,6 +84,7 @@ struct box {
     /* GPUs */
     struct box_gpu gpus[BOX_MOST_GPUS];
     uint32_t gpu_count;
+    bool copies_all; /* experts that are not hit, too */
 };
 
 /* What is assumed of a CPU by its name. */
@@ -95,6 +98,7 @@ struct cpu_guess {
     const char *isa;
     double ops_a_cycle; /* int8 operations of a core */
     const char *ops_words;
+    double reads, multiplies; /* of the ceilings, that kernels of the isa reach */
 };
 
 /* isa: overrules the CPU's, or NULL. @return false when isa is not known */
@@ -102,6 +106,8 @@ bool predict_guess_cpu(const char *model, const char *isa, struct cpu_guess *gue
 /* Fill what is 0 by the GPU's name; *old: there is no code for it. @return false when the name is
  * not known: assumed then */
 bool predict_guess_gpu(struct numoe_predict_gpu *gpu, bool *old);
+/* Of its tensor peak, that prefill reaches. */
+double predict_guess_multiplies(const char *gpu);
 
 /* Of the bandwidth that channels have on paper, what reading reaches: 0.7 to 0.8 on servers. */
 #define PREDICT_CHANNEL_FRACTION 0.75
@@ -136,6 +142,12 @@ void predict_memory_print(const struct numoe_prediction *prediction, FILE *out);
 /* An array; NULL: out of memory. */
 struct json_t;
 struct json_t *predict_memory_json(const struct numoe_prediction *prediction);
+
+/* Prefill by length of the prompt, each lever on top of those before. Returns 0 or -ENOMEM. */
+int predict_prefill(const struct box *box, const uint32_t *tokens, uint32_t count,
+                    struct numoe_prediction *prediction);
+void predict_prefill_print(const struct numoe_prediction *prediction, FILE *out);
+struct json_t *predict_prefill_json(const struct numoe_prediction *prediction);
 
 /* What changes would give. */
 void predict_what_ifs(const struct box *box, struct numoe_prediction *prediction);

@@ -24,16 +24,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/*
- * Fractions of ceilings, as numoe bench measures them. Reading with few tokens: 0.84 to 0.94 of the
- * read bandwidth with AVX-512, 0.74 to 0.81 with AVX2; a figure from which neither is far.
- * Multipliers with many: 0.55 to 0.63 of the peak, reading included, and 0.67 at best; this one is
- * without reading.
- */
-static const double read_fraction = 0.88, multiply_fraction = 0.62;
-/* Tensor cores: 300 of 640 TFLOP/s by mma.sync with 8192 tokens. Device memory: 3.5 of 4.65 TB/s
- * with few. */
-static const double tensor_fraction = 0.47, device_read_fraction = 0.75;
+/* Device memory: 3.5 of 4.65 TB/s with few tokens. Other fractions of ceilings: predict_guess.c. */
+static const double device_read_fraction = 0.75;
 /* Partial outputs are written once and read once by others, across nodes: half of what streams of
  * reads reach. */
 static const double reduction_fraction = 0.5;
@@ -286,10 +278,9 @@ static void cpu_time(const struct box *box, double tokens, struct cpu_time *t)
     t->reduction_bytes = t->passes * reduction_of(box, each, t->hit, reach);
     t->operations = tokens * box->top_k * 6 * box->hidden * box->intermediate;
     far = t->many ? box->reach[reach].far : 0;
-    t->memory =
-        t->passes * t->busiest * box->expert_bytes * (1 + far) / (box->read * read_fraction);
-    t->core_read = t->weight_bytes * (1 + far) / (box->core_read * read_fraction);
-    t->arithmetic = t->operations / (box->ops * multiply_fraction);
+    t->memory = t->passes * t->busiest * box->expert_bytes * (1 + far) / (box->read * box->reads);
+    t->core_read = t->weight_bytes * (1 + far) / (box->core_read * box->reads);
+    t->arithmetic = t->operations / (box->ops * box->multiplies);
     t->reduction = t->reduction_bytes / (box->all_read * reduction_fraction);
     t->sync = t->passes * meetings *
               ((levels > 1 ? levels : 1) * sync_level_s + (box->packages > 1 ? sync_package_s : 0));
@@ -322,16 +313,17 @@ static void cpu_parts(const struct cpu_time *t, double part, struct numoe_predic
 
 struct gpus {
     uint32_t count;
-    double link, flops, memory; /* sums */
-    double kept;                /* part of all experts that device memory keeps */
-    bool fits;                  /* two layers to copy into, and a call's own memory */
+    double link, flops, reached, memory; /* sums; reached: of flops */
+    double kept;                         /* part of all experts that device memory keeps */
+    bool fits;                           /* two layers to copy into, and a call's own memory */
 };
 
 static double device_workspace(const struct box *box, double tokens)
 {
     double chunk = tokens < device_chunk ? tokens : device_chunk;
 
-    return tokens * box->hidden * 4 +
+    /* x in bf16, outputs in fp32 */
+    return tokens * box->hidden * (2 + 4) +
            chunk * box->top_k * (box->intermediate * 2 + box->hidden * 4);
 }
 
@@ -343,6 +335,7 @@ static struct gpus first_gpus(const struct box *box, uint32_t count, double toke
     for (uint32_t i = 0; i < count; i++) {
         g.link += box->gpus[i].link;
         g.flops += box->gpus[i].flops;
+        g.reached += box->gpus[i].flops * box->gpus[i].multiplies;
         g.memory += box->gpus[i].memory;
     }
     for (uint32_t i = 0; i < count; i++) {
@@ -370,20 +363,21 @@ struct gpu_time {
 static void gpu_time(const struct box *box, const struct gpus *g, double tokens, double fetched,
                      double kept, bool with_cpu, struct gpu_time *t)
 {
-    double bytes = numoe_predict_experts_hit(box->experts, box->top_k, tokens) * box->expert_bytes;
+    double hit = numoe_predict_experts_hit(box->experts, box->top_k, tokens);
+    double bytes = hit * box->expert_bytes;
     double rows = tokens * box->hidden * 2; /* bf16 */
     double operations = tokens * box->top_k * 6 * box->hidden * box->intermediate;
 
     *t = (struct gpu_time){0};
     if (!(fetched + kept > 0))
         return;
-    t->copied = fetched * bytes;
+    t->copied = fetched * (box->copies_all ? box->experts : hit) * box->expert_bytes;
     t->link = t->copied / g->link;
     if (with_cpu)
         t->link += rows * g->count / g->link;
     else if (g->count > 1)
         t->link += 2 * (g->count - 1) * rows / g->link;
-    t->arithmetic = (fetched + kept) * operations / (g->flops * tensor_fraction);
+    t->arithmetic = (fetched + kept) * operations / g->reached;
     t->memory = (fetched + kept) * bytes / (g->memory * device_read_fraction);
     t->launch = launch_s;
     t->total = fmax(t->link, fmax(t->arithmetic, t->memory)) + t->launch;
@@ -462,18 +456,18 @@ static void say(const struct box *box, const struct gpus *g, const struct cpu_ti
                      cpu->busiest / cpu->hit);
         snprintf(why, size, "memory: %s a layer at %s (%.2f of %s)%s%s",
                  quantity(a, cpu->weight_bytes * part, "B"),
-                 quantity(b, box->read * read_fraction, "B/s"), read_fraction,
+                 quantity(b, box->read * box->reads, "B/s"), box->reads,
                  quantity(c, box->read, "B/s"), uneven, more);
         break;
     case NUMOE_BOUND_CORE_READ:
         snprintf(why, size, "few cores: %s a layer, %.0f workers read at most %s%s",
                  quantity(a, cpu->weight_bytes * part, "B"), box->workers,
-                 quantity(b, box->core_read * read_fraction, "B/s"), more);
+                 quantity(b, box->core_read * box->reads, "B/s"), more);
         break;
     case NUMOE_BOUND_ARITHMETIC:
         snprintf(why, size, "arithmetic: %s a layer at %s (%.2f of %s)%s",
                  quantity(a, operations * part, "op"),
-                 quantity(b, box->ops * multiply_fraction, "op/s"), multiply_fraction,
+                 quantity(b, box->ops * box->multiplies, "op/s"), box->multiplies,
                  quantity(c, box->ops, "op/s"), more);
         break;
     case NUMOE_BOUND_REDUCTION:
@@ -499,7 +493,7 @@ static void say(const struct box *box, const struct gpus *g, const struct cpu_ti
     case NUMOE_BOUND_DEVICE:
         snprintf(why, size, "GPU arithmetic: %s a layer at %s (%.2f of %s)%s",
                  quantity(a, operations * cell->gpu_part, "FLOP"),
-                 quantity(b, g->flops * tensor_fraction, "FLOP/s"), tensor_fraction,
+                 quantity(b, g->reached, "FLOP/s"), g->reached / g->flops,
                  quantity(c, g->flops, "FLOP/s"), more);
         break;
     case NUMOE_BOUND_DEVICE_MEMORY:

@@ -5,7 +5,8 @@
  * channel. Clock: all cores at work on wide vectors; the number after "@" in a name, else what is
  * typical of the generation. Operations: a multiply and an add are two, counted in the instruction
  * that multiplies int8 (vpmaddubsw: 64 in 256 bits, 128 in 512; vpdpbusd the same), as in the
- * ceiling loops that numoe bench measures, which issue nothing else that counts.
+ * ceiling loops that numoe bench measures, which issue nothing else that counts. Zen to Zen 2 have
+ * one pipe that multiplies integers in vectors, Zen 3 two.
  *
  * SPDX-License-Identifier: Apache-2.0
  */
@@ -32,9 +33,9 @@ static const struct generation generations[] = {
     {"EPYC 8##4", "EPYC Siena", 230.4, "6 channels of DDR5-4800", 28, 2.5, "avx512vnni", 1},
     {"EPYC 4##", "EPYC 4004", 83.2, "2 channels of DDR5-5200", 35, 4.2, "avx512vnni", 1},
     {"EPYC 7?#3", "EPYC Milan", 204.8, "8 channels of DDR4-3200", 22, 2.8, "avx2", 2},
-    {"EPYC 7?#2", "EPYC Rome", 204.8, "8 channels of DDR4-3200", 20, 2.6, "avx2", 2},
+    {"EPYC 7?#2", "EPYC Rome", 204.8, "8 channels of DDR4-3200", 20, 2.6, "avx2", 1},
     {"EPYC 7?#1", "EPYC Naples", 170.7, "8 channels of DDR4-2666", 14, 2.5, "avx2", 1},
-    {"EPYC", "EPYC of an unknown generation", 204.8, "8 channels of DDR4-3200", 20, 2.6, "avx2", 2},
+    {"EPYC", "EPYC of an unknown generation", 204.8, "8 channels of DDR4-3200", 20, 2.6, "avx2", 1},
     {"Threadripper PRO 7", "Threadripper PRO 7000", 332.8, "8 channels of DDR5-5200", 32, 3.6,
      "avx512vnni", 1},
     {"Threadripper 7", "Threadripper 7000", 166.4, "4 channels of DDR5-5200", 32, 3.6, "avx512vnni",
@@ -121,13 +122,20 @@ static const struct {
     const char *name;
     double ops; /* of one instruction; 0: plain C */
     const char *words;
+    double reads, multiplies; /* of the ceilings, that kernels reach */
 } isas[] = {
-    {"ref", 4, "plain C"},
-    {"avx2", 64, "256-bit vpmaddubsw"},
-    {"avxvnni", 64, "256-bit vpdpbusd"},
-    {"avx512vnni256", 64, "256-bit vpdpbusd"},
-    {"avx512", 128, "512-bit vpmaddubsw"},
-    {"avx512vnni", 128, "512-bit vpdpbusd"},
+    /*
+     * As numoe bench measures them (docs/measurements.md). Reading with few tokens: AVX-512 0.84 to
+     * 0.94, AVX2 0.79 (Zen 3), 0.82 to 0.92 (Xeon), 0.65 (Zen 5). Multiplying with 1024 tokens,
+     * what reading takes taken out: AVX-512 VNNI 0.57 (Xeon), 0.64 (Zen 5); AVX2 0.48 (Xeon), 0.51
+     * (Zen 3), 0.57 (Zen 5). Those without a figure of their own have their neighbour's.
+     */
+    {"ref", 4, "plain C", 0.80, 0.50},
+    {"avx2", 64, "256-bit vpmaddubsw", 0.80, 0.50},
+    {"avxvnni", 64, "256-bit vpdpbusd", 0.80, 0.50},
+    {"avx512vnni256", 64, "256-bit vpdpbusd", 0.88, 0.62},
+    {"avx512", 128, "512-bit vpmaddubsw", 0.88, 0.62},
+    {"avx512vnni", 128, "512-bit vpdpbusd", 0.88, 0.62},
 };
 
 bool predict_guess_cpu(const char *model, const char *isa, struct cpu_guess *guess)
@@ -166,6 +174,8 @@ bool predict_guess_cpu(const char *model, const char *isa, struct cpu_guess *gue
             guess->isa = isas[i].name;
             guess->ops_a_cycle = isas[i].ops * (i ? vectors : 1);
             guess->ops_words = isas[i].words;
+            guess->reads = isas[i].reads;
+            guess->multiplies = isas[i].multiplies;
             return true;
         }
     return false;
@@ -187,6 +197,15 @@ static const struct {
     {"4090", 165, 1008, false}, {"5090", 210, 1792, false},    {"b200", 2000, 8000, false},
     {"t4", 65, 320, true},      {"v100", 112, 900, true},
 };
+
+/*
+ * What prefill reaches of that peak, with 8192 tokens on an H200 (docs/measurements.md): 300 of 635
+ * TFLOP/s by mma.sync, which is what all but Hopper compute by, and 0.62 to 0.64 by wgmma.
+ */
+double predict_guess_multiplies(const char *gpu)
+{
+    return strcasestr(gpu, "h100") || strcasestr(gpu, "h200") ? 0.62 : 0.47;
+}
 
 bool predict_guess_gpu(struct numoe_predict_gpu *gpu, bool *old)
 {

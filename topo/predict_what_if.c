@@ -81,7 +81,9 @@ static void with_a_gpu(const struct question *q, uint32_t decode, uint32_t prefi
     if (box.gpu_count == BOX_MOST_GPUS)
         return;
     box.gpus[box.gpu_count] =
-        box.gpu_count ? box.gpus[0] : (struct box_gpu){25e9, 24e9, 125e12, 600e9};
+        box.gpu_count
+            ? box.gpus[0]
+            : (struct box_gpu){25e9, 24e9, 125e12, predict_guess_multiplies("a10"), 600e9};
     box.gpu_count++;
     ask(q, &box, prefill, prefill, "%s", words);
     if (prefill != decode)

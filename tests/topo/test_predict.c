@@ -11,8 +11,8 @@
 #define EPYC DATA "epyc-7h12-2s-32n.xml"
 #define ONE_NODE "pack:1 l3:1 [numa(memory=256GB)] core:4 pu:1"
 
-/* What predict_cell.c states. */
-static const double read_fraction = 0.88, multiply_fraction = 0.62, tensor_fraction = 0.47;
+/* What predict_guess.c states of AVX2 and of GPUs that compute by mma.sync. */
+static const double read_fraction = 0.80, multiply_fraction = 0.50, tensor_fraction = 0.47;
 
 static struct numoe_plan_request request_of(const struct numoe_expert_shape *shape)
 {
@@ -341,6 +341,95 @@ Test(predict_gpu, the_box_of_the_public_report, .timeout = 60)
     /* the smallest passes do not copy what they do not hit */
     cell = cell_of(prediction, NUMOE_WAY_STREAM_ONE, 1);
     cr_assert_eq(cell->weight_bytes, 80216064);
+    numoe_prediction_free(prediction);
+    numoe_plan_free(plan);
+    numoe_machine_free(machine);
+}
+
+/* V4-Flash prefill on the box of the public report: at least 2 x 650 from 8k to 64k tokens. */
+Test(predict_prefill, twice_the_public_report, .timeout = 60)
+{
+    static const uint32_t prompts[] = {4096, 8192, 16384, 32768, 65536};
+    struct numoe_machine *machine = machine_of(EPYC);
+    struct numoe_plan_request request = request_of(&v4_flash);
+    struct numoe_plan *plan = plan_of(machine, &request);
+    struct numoe_predict_options options = NUMOE_PREDICT_OPTIONS_INIT;
+    const double layer = 256 * 13369344., each = 301989888. / (tensor_fraction * 125e12);
+    struct numoe_prediction *prediction;
+
+    options.gpus = a10s;
+    options.gpu_count = 2;
+    prediction = predict(machine, plan, &options);
+    cr_assert_eq(prediction->prefill_count, 5);
+    for (uint32_t i = 0; i < 5; i++) {
+        const struct numoe_prediction_prefill *p = &prediction->prefill[i];
+        const double link = layer / 25e9, compute = prompts[i] * each;
+        const double both = link > compute ? link : compute;
+
+        cr_assert_eq(p->tokens, prompts[i]);
+        /* copy, then compute, 4096 tokens a pass: what was reported as 650 */
+        assert_near(p->tokens_per_s[NUMOE_LEVER_NONE], 4096 / (43 * (link + 4096 * each + 50e-6)),
+                    1e-6, "serial");
+        cr_assert(p->tokens_per_s[NUMOE_LEVER_NONE] > 585 &&
+                  p->tokens_per_s[NUMOE_LEVER_NONE] < 715);
+        assert_near(p->tokens_per_s[NUMOE_LEVER_PASS], prompts[i] / (43 * 1.02 * (both + 50e-6)),
+                    1e-6, "one pass, one link");
+        for (enum numoe_lever l = 1; l < NUMOE_LEVERS; l++)
+            cr_assert(p->tokens_per_s[l] >= p->tokens_per_s[l - 1]);
+        if (prompts[i] < 8192)
+            continue;
+        /* by links and tokens a pass alone, before cache and CPUs */
+        cr_assert(p->tokens_per_s[NUMOE_LEVER_LINKS] >= 2 * 650., "%u: %g", p->tokens,
+                  p->tokens_per_s[NUMOE_LEVER_LINKS]);
+        cr_assert_eq(p->lever, NUMOE_LEVER_PASS, "%s", numoe_lever_name(p->lever));
+    }
+    numoe_prediction_free(prediction);
+    numoe_plan_free(plan);
+    numoe_machine_free(machine);
+}
+
+/* What is not hit need not be copied: with few tokens of many experts it counts. */
+Test(predict_prefill, levers_by_hand, .timeout = 30)
+{
+    struct numoe_machine *machine = machine_of(ONE_NODE);
+    struct numoe_expert_shape many = v4_flash;
+    struct numoe_predict_options options = NUMOE_PREDICT_OPTIONS_INIT;
+    static const uint32_t tokens[] = {1, 512, 600};
+    struct numoe_predict_gpu gpu = a10s[0];
+    const struct numoe_prediction_prefill *p;
+    struct numoe_plan_request request;
+    struct numoe_prediction *prediction;
+    struct numoe_plan *plan;
+
+    many.layers = 1;
+    many.experts = 1024;
+    many.experts_per_token = 2;
+    request = request_of(&many);
+    plan = plan_of(machine, &request);
+    gpu.node = 0;
+    gpu.memory_bytes = 200000000000;
+    options.gpus = &gpu;
+    options.gpu_count = 1;
+    options.tokens = tokens;
+    options.token_count = 3;
+    options.ghz = 0.1; /* CPUs that are of no use */
+    prediction = predict(machine, plan, &options);
+    cr_assert_eq(prediction->prefill_count, 2); /* one token is no prompt */
+    p = &prediction->prefill[0];
+    assert_near(p->tokens_per_s[NUMOE_LEVER_HIT] / p->tokens_per_s[NUMOE_LEVER_OVERLAP],
+                1024 / numoe_predict_experts_hit(1024, 2, 512), 1e-2, "hit experts");
+    cr_assert_eq(p->tokens_per_s[NUMOE_LEVER_LINKS], p->tokens_per_s[NUMOE_LEVER_HIT]);
+    /* all of the model stays there */
+    cr_assert_eq(p->lever, NUMOE_LEVER_CACHE, "%s", numoe_lever_name(p->lever));
+    assert_near(p->tokens_per_s[NUMOE_LEVER_CPU], p->tokens_per_s[NUMOE_LEVER_CACHE], 0.02, "CPUs");
+    numoe_prediction_free(prediction);
+    numoe_plan_free(plan);
+    plan = NULL;
+    options.gpus = NULL;
+    options.gpu_count = 0;
+    plan = plan_of(machine, &request);
+    prediction = predict(machine, plan, &options);
+    cr_assert_eq(prediction->prefill_count, 0); /* no GPU */
     numoe_prediction_free(prediction);
     numoe_plan_free(plan);
     numoe_machine_free(machine);
@@ -756,12 +845,12 @@ Test(predict_guess, cpus_are_known_by_their_names)
         const char *model, *name, *isa;
         double package_gbs, ghz, ops_a_cycle;
     } cases[] = {
-        {"AMD EPYC 7H12 64-Core Processor", "EPYC Rome", "avx2", 204.8, 2.6, 128},
+        {"AMD EPYC 7H12 64-Core Processor", "EPYC Rome", "avx2", 204.8, 2.6, 64},
         {"AMD EPYC 7763 64-Core Processor", "EPYC Milan", "avx2", 204.8, 2.8, 128},
         {"AMD EPYC 7551 32-Core Processor", "EPYC Naples", "avx2", 170.7, 2.5, 64},
         {"AMD EPYC 9654 96-Core Processor", "EPYC Genoa", "avx512vnni", 460.8, 3.0, 128},
         {"AMD EPYC 9755 128-Core Processor", "EPYC Turin", "avx512vnni", 576, 3.1, 256},
-        {"AMD EPYC", "EPYC of an unknown generation", "avx2", 204.8, 2.6, 128},
+        {"AMD EPYC", "EPYC of an unknown generation", "avx2", 204.8, 2.6, 64},
         {"Intel(R) Xeon(R) Platinum 8336C CPU @ 2.30GHz", "Xeon Ice Lake", "avx512vnni", 204.8, 2.3,
          256},
         {"Intel(R) Xeon(R) Gold 6230 CPU @ 2.10GHz", "Xeon Cascade Lake", "avx512vnni", 140.8, 2.1,
@@ -891,17 +980,15 @@ Test(predict_print, json_has_every_documented_field, .timeout = 60)
     static const char *const of_figure[] = {"name", "value", "unit", "assumed", "source"};
     static const char *const of_gpu[] = {"name",         "node",   "link_gbs",
                                          "memory_bytes", "tflops", "memory_gbs"};
+    static const char *const of_prefill[] = {"tokens", "tokens_per_s", "lever", "gain", "bound"};
     static const char *const of_what_if[] = {"what",   "way",   "tokens", "tokens_after",
                                              "before", "after", "gain"};
     static const struct {
         const char *array;
         const char *const *fields;
         size_t count;
-    } arrays[] = {{"cells", of_cell, 16},
-                  {"nodes", of_node, 8},
-                  {"figures", of_figure, 5},
-                  {"gpus", of_gpu, 6},
-                  {"what_ifs", of_what_if, 7}};
+    } arrays[] = {{"cells", of_cell, 16}, {"nodes", of_node, 8},      {"figures", of_figure, 5},
+                  {"gpus", of_gpu, 6},    {"prefill", of_prefill, 5}, {"what_ifs", of_what_if, 7}};
     struct numoe_machine *machine = machine_of(EPYC);
     struct numoe_plan_request request = request_of(&v4_flash);
     struct numoe_plan *plan = plan_of(machine, &request);
