@@ -36,10 +36,11 @@
 enum {
     RUN_TOKENS = 256,       /* most tokens of a call to a kernel */
     RECORD_TOKENS = 16,     /* tokens of a record item */
-    LANE_SLICES_LEAST = 3,  /* a few-token lane has fewer than it aims at only to give every
+    LANE_SLICES_LEAST = 2,  /* a few-token lane has fewer than it aims at only to give every
                                worker one */
     RANGE_SLICES_LEAST = 4, /* many tokens: fewer slices before down cost time */
-    FEW_LANES = 2,          /* few tokens: at least so many times the plan's lanes of a node ... */
+    FEW_LANES = 2,          /* few tokens: at least so many times the plan's lanes of a node, and
+                               one more where those are too short to be halved at the end ... */
     LANES_MOST = 8          /* ... and so many at most, as finely as few tokens are cut */
 };
 
@@ -399,10 +400,12 @@ uint64_t schedule_few_lanes(const struct group *group, uint64_t slices)
 {
     uint64_t least = slices / LANE_SLICES_LEAST > group->worker_count ? slices / LANE_SLICES_LEAST
                                                                       : group->worker_count;
-    uint64_t lanes = slices / SCHEDULE_LANE_SLICES;
+    uint64_t lanes = slices / SCHEDULE_LANE_SLICES, coarse = FEW_LANES * (uint64_t)group->lanes;
 
-    if (least > FEW_LANES * (uint64_t)group->lanes)
-        least = FEW_LANES * (uint64_t)group->lanes;
+    if (slices < 2 * LANE_SLICES_LEAST * coarse)
+        coarse += group->lanes;
+    if (least > coarse)
+        least = coarse;
     if (lanes < least)
         lanes = least;
     if (lanes > (uint64_t)LANES_MOST * group->lanes)

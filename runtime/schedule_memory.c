@@ -125,12 +125,12 @@ static void bound_fixed(const struct numoe_model *model, uint64_t few_pairs, uin
 
 /*
  * Bounds of schedule.c's layout. With few tokens a group is cut into lanes of LANE_SLICES, or into
- * twice its plan's lanes when that is more; m tokens of an expert that spans x lanes' worth of
- * slices write at most m (x + 3) rows. With many tokens a block has NUMOE_PLAN_BLOCK_TOKENS_LEAST
- * tokens or more and a row for each, unless it is a range of slices: then it has less than twice as
- * many tokens, and ranges are a tenth more than the plan's lanes at most, but for one a block; when
- * few experts are most of the work they have four lanes a worker, and by rounding at most half as
- * many more, beside one for each block of the most tokens.
+ * three times its plan's lanes when that is more; m tokens of an expert that spans x lanes' worth
+ * of slices write at most m (x + 3) rows. With many tokens a block has
+ * NUMOE_PLAN_BLOCK_TOKENS_LEAST tokens or more and a row for each, unless it is a range of slices:
+ * then it has less than twice as many tokens, and ranges are a tenth more than the plan's lanes at
+ * most, but for one a block; when few experts are most of the work they have four lanes a worker,
+ * and by rounding at most half as many more, beside one for each block of the most tokens.
  */
 static void bound_of(const struct numoe_model *model, uint64_t tokens, uint64_t top_k,
                      struct most *most)
@@ -155,7 +155,7 @@ static void bound_of(const struct numoe_model *model, uint64_t tokens, uint64_t 
     }
     most->pairs = most->tokens * top_k;
     most->hits = least_of(held.experts, most->pairs);
-    few_lanes = most->hits * held.slices / SLICES + 2 * lanes + groups + workers;
+    few_lanes = most->hits * held.slices / SLICES + 3 * lanes + groups + workers;
     few_pairs = least_of(most->pairs, few * most->hits);
     few_rows = few * few_lanes + 3 * few_pairs * model->reach[NUMOE_REACH_DOMAIN].rows;
     few_runs = few_lanes + most->hits * nodes;

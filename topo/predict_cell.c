@@ -38,7 +38,7 @@ static const double launch_s = 50e-6;
 /* As the executor lays out a call (runtime/schedule.c): the least and the usual slices of a lane,
  * the tokens of a pass, the most tokens of an expert that are few, the least of many in a block and
  * the most that are computed at once. */
-static const double lane_slices = 32, lane_slices_least = 3, lanes_most = 8, few_lanes = 2;
+static const double lane_slices = 32, lane_slices_least = 2, lanes_most = 8, few_lanes = 2;
 static const double range_slices_least = 4;
 static const double pass_least = 64, pass_most = 65536;
 static const double few_tokens = 4, block_tokens_least = 16, many_tokens = 96;
@@ -132,9 +132,12 @@ static double few_rows(const struct box *box, double tokens, double hit, double 
     double groups = box->reach[NUMOE_REACH_DOMAIN].groups;
     double plan_lanes = box->lanes / groups, workers = box->workers / groups;
     double all = hit * slices, least = all / lane_slices_least, lanes, pieces, each;
+    double coarse = few_lanes * plan_lanes;
 
+    if (all < 2 * lane_slices_least * coarse)
+        coarse += plan_lanes;
     least = least > workers ? least : workers;
-    least = least < few_lanes * plan_lanes ? least : few_lanes * plan_lanes;
+    least = least < coarse ? least : coarse;
     lanes = clamp(all / lane_slices, least, lanes_most * plan_lanes);
     lanes = fmax(floor(lanes), 1);
     if (lanes > workers && workers >= 1)

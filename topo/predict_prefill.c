@@ -1,6 +1,6 @@
 /*
- * Prefill by length of the prompt: how fast it is when nothing is done about the link, and what each
- * lever adds to those before it.
+ * Prefill by length of the prompt: how fast it is when nothing is done about the link, and what
+ * each lever adds to those before it.
  *
  * The start is what engines do that copy a layer's experts to a GPU, wait, and compute, with passes
  * of 4096 tokens. On the box of the public report (two A10s at 25 GB/s, two EPYC 7H12)
@@ -62,11 +62,10 @@ static bool pass(const struct box *box, enum numoe_lever lever, uint32_t tokens,
     if (!cell->possible)
         return false;
     if (lever == NUMOE_LEVER_NONE)
-        cell->layer_ms = fmax(cell->parts_ms[NUMOE_BOUND_LINK],
-                              cell->parts_ms[NUMOE_BOUND_HOST_MEMORY]) +
-                         fmax(cell->parts_ms[NUMOE_BOUND_DEVICE],
-                              cell->parts_ms[NUMOE_BOUND_DEVICE_MEMORY]) +
-                         cell->parts_ms[NUMOE_BOUND_LAUNCH];
+        cell->layer_ms =
+            fmax(cell->parts_ms[NUMOE_BOUND_LINK], cell->parts_ms[NUMOE_BOUND_HOST_MEMORY]) +
+            fmax(cell->parts_ms[NUMOE_BOUND_DEVICE], cell->parts_ms[NUMOE_BOUND_DEVICE_MEMORY]) +
+            cell->parts_ms[NUMOE_BOUND_LAUNCH];
     else if (lever < NUMOE_LEVER_CPU)
         cell->layer_ms *= overlap_cost;
     else if (cell->gpu_part > 0 && cell->gpu_part < 1)
@@ -149,11 +148,12 @@ void predict_prefill_print(const struct numoe_prediction *prediction, FILE *out)
         fprintf(out, "  %s, %.2f x; then set by %s\n", levers[p->lever].column, gain(p, p->lever),
                 numoe_bound_name(p->bound));
     }
-    fprintf(out,
-            "  serial: one GPU, each layer copied whole, then computed, %u tokens a pass; one pass: "
-            "up to %u\n  tokens, layer by layer. Overlap at %.2f x the longer side, sharing at %.2f "
-            "x the ideal, as measured\n",
-            short_pass, long_pass, overlap_cost, sharing_cost);
+    fprintf(
+        out,
+        "  serial: one GPU, each layer copied whole, then computed, %u tokens a pass; one pass: "
+        "up to %u\n  tokens, layer by layer. Overlap at %.2f x the longer side, sharing at %.2f "
+        "x the ideal, as measured\n",
+        short_pass, long_pass, overlap_cost, sharing_cost);
 }
 
 json_t *predict_prefill_json(const struct numoe_prediction *prediction)
