@@ -13,6 +13,7 @@
 #include "memory_node.h"
 
 #include <errno.h>
+#include <string.h>
 #include <sys/mman.h>
 
 #ifndef MAP_HUGE_2MB
@@ -81,7 +82,8 @@ void memory_take_pools(struct numoe_memory *memory)
     }
 }
 
-int memory_populate_pooled(struct numoe_memory *memory, uint64_t begin, uint64_t end)
+int memory_populate_pooled(struct numoe_memory *memory, uint64_t begin, uint64_t end,
+                           struct numoe_error *error)
 {
     if (begin < memory->giant_bytes)
         begin = memory->giant_bytes;
@@ -94,9 +96,11 @@ int memory_populate_pooled(struct numoe_memory *memory, uint64_t begin, uint64_t
             continue;
         rc = make_ordinary(memory, page, MEMORY_HUGE_PAGE);
         if (rc)
-            return rc;
+            return numoe_error_set(error, rc, "memory",
+                                   "a page of a pool was gone, and no other can be mapped: %s",
+                                   strerror(-rc));
         atomic_fetch_add_explicit(&memory->missed_bytes, MEMORY_HUGE_PAGE, memory_order_relaxed);
-        rc = memory_populate_ordinary(memory, page, MEMORY_HUGE_PAGE, NULL);
+        rc = memory_populate_ordinary(memory, page, MEMORY_HUGE_PAGE, error);
         if (rc)
             return rc;
     }

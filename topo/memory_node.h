@@ -56,7 +56,8 @@ void memory_take_pools(struct numoe_memory *memory);
 
 /* Make [begin, end) of the range resident, all of it from the pools; pages that are not there
  * become ordinary ones. @return 0 or -errno */
-int memory_populate_pooled(struct numoe_memory *memory, uint64_t begin, uint64_t end);
+int memory_populate_pooled(struct numoe_memory *memory, uint64_t begin, uint64_t end,
+                           struct numoe_error *error);
 /* Make a part of the range that is ordinary memory resident, if there is room for it. @return 0 or
  * -ENOMEM with error filled */
 int memory_populate_ordinary(struct numoe_memory *memory, unsigned char *address, uint64_t bytes,

@@ -131,12 +131,10 @@ int numoe_memory_populate(struct numoe_memory *memory, uint64_t offset, uint64_t
     at = offset / PAGE * PAGE;
     if (at < memory->pooled_bytes) {
         const uint64_t pooled = end < memory->pooled_bytes ? end : memory->pooled_bytes;
-        const int rc = memory_populate_pooled(memory, at, pooled);
+        const int rc = memory_populate_pooled(memory, at, pooled, error);
 
         if (rc)
-            return numoe_error_set(error, rc, "memory",
-                                   "pages of a pool were gone, and others are not to be had: %s",
-                                   strerror(-rc));
+            return rc;
         at = pooled;
     }
     while (at < end) {
