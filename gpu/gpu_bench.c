@@ -157,6 +157,15 @@ static int hold_layer(struct numoe_gpu_model *m, uint64_t layer, struct gpu_part
     return rc;
 }
 
+/* On one device. */
+static int on_one(const struct numoe_gpu_model *m, struct numoe_error *error)
+{
+    return m->several ? numoe_error_set(error, -ENOTSUP, "bench",
+                                        "the model is on several devices: its calls can be timed "
+                                        "(--share)")
+                      : gpu_enter(m->gpu, error);
+}
+
 int numoe_gpu_bench_layer(struct numoe_gpu_model *m, uint64_t layer, struct numoe_gpu_bench *b,
                           struct numoe_error *error)
 {
@@ -164,7 +173,7 @@ int numoe_gpu_bench_layer(struct numoe_gpu_model *m, uint64_t layer, struct numo
     struct numoe_cuda_ffn *calls = NULL;
     struct inputs in = {0};
     struct gpu_part part;
-    int rc = gpu_enter(gpu, error);
+    int rc = on_one(m, error);
 
     if (rc)
         return rc;
@@ -334,7 +343,7 @@ int numoe_gpu_bench_layers(struct numoe_gpu_model *m, struct numoe_gpu_bench *b,
     double *ms = calloc((uint64_t)3 * repeat, sizeof *ms);
     struct inputs in = {0};
     uint64_t before = 0;
-    int rc = gpu_enter(m->gpu, error);
+    int rc = on_one(m, error);
 
     if (!ms)
         return rc ? rc : numoe_error_set(error, -ENOMEM, "bench", "out of memory");

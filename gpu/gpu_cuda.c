@@ -48,7 +48,7 @@ static int release(void *device, void *address)
 static int host_allocate(void *device, uint64_t bytes, void **address)
 {
     (void)device;
-    return (int)cudaHostAlloc(address, bytes, cudaHostAllocDefault);
+    return (int)cudaHostAlloc(address, bytes, cudaHostAllocPortable);
 }
 
 static int host_release(void *device, void *address)
@@ -60,7 +60,8 @@ static int host_release(void *device, void *address)
 static int pin(void *device, void *address, uint64_t bytes)
 {
     (void)device;
-    return (int)cudaHostRegister(address, bytes, cudaHostRegisterDefault);
+    /* for every device */
+    return (int)cudaHostRegister(address, bytes, cudaHostRegisterPortable);
 }
 
 static int unpin(void *device, void *address)

@@ -8,7 +8,7 @@
 #include <errno.h>
 #include <string.h>
 
-#include "gpu_model.h"
+#include "gpu_several.h"
 
 int numoe_gpu_pieces_begin(struct numoe_gpu_model *m, uint64_t layer, const int32_t *ids,
                            uint64_t tokens, uint64_t top_k, struct numoe_error *error)
@@ -21,9 +21,13 @@ int numoe_gpu_pieces_begin(struct numoe_gpu_model *m, uint64_t layer, const int3
     if (layer >= m->source.layers)
         return numoe_error_set(error, -EINVAL, "layer", "%llu of %llu", (unsigned long long)layer,
                                (unsigned long long)m->source.layers);
+    if (m->several)
+        return numoe_error_set(error, -ENOTSUP, "model",
+                               "is on %u devices: each has its part (numoe_gpu_model_part)",
+                               m->several->count);
     if (m->running || m->stream.in_call)
         return numoe_error_set(error, -EBUSY, "layer", "another call is not over");
-    if (m->pinned.pinned_bytes != m->pinned.wanted_bytes)
+    if (m->pins->pinned_bytes != m->pins->wanted_bytes)
         return numoe_error_set(error, -ENOTSUP, "staging",
                                "host memory is not all pinned: its copies would be waited for");
     gpu_model_warm(m);
@@ -101,7 +105,7 @@ uint64_t numoe_gpu_workspace(const struct numoe_gpu_model *m,
 {
     struct numoe_cuda_ffn ffn;
 
-    if (call->tokens > UINT32_MAX || call->top_k > UINT32_MAX)
+    if (m->several || call->tokens > UINT32_MAX || call->top_k > UINT32_MAX)
         return 0;
     describe(m, call, NULL, &ffn);
     return m->gpu->ops->workspace_bytes(m->gpu->device, &ffn);

@@ -20,7 +20,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "gpu_model.h"
+#include "gpu_several.h"
 
 #define HALF_BYTES_MOST ((uint64_t)256 << 20)
 enum { PASS_TOKENS_MOST = 1 << 16, CHUNK_TOKENS_MOST = 8192 };
@@ -393,48 +393,66 @@ static int send_outputs(struct numoe_gpu_model *m, const struct numoe_gpu_call *
     return rc;
 }
 
-void numoe_gpu_add_rows(void *to, enum numoe_type type, uint64_t to_stride, const float *from,
-                        uint64_t columns, uint64_t rows)
+static float from_bf16(uint16_t bits)
 {
-    for (uint64_t r = 0; r < rows; r++, from += columns) {
-        if (type == NUMOE_F32) {
-            float *out = (float *)to + r * to_stride;
-            for (uint64_t k = 0; k < columns; k++)
-                out[k] += from[k];
-            continue;
-        }
-        uint16_t *out = (uint16_t *)to + r * to_stride;
+    const uint32_t word = (uint32_t)bits << 16;
+    float value;
+
+    memcpy(&value, &word, sizeof value);
+    return value;
+}
+
+/* To nearest, ties to even; a NaN stays one. */
+static uint16_t to_bf16(float value)
+{
+    uint32_t word;
+
+    memcpy(&word, &value, sizeof word);
+    return (uint16_t)(value == value ? (word + 0x7FFF + (word >> 16 & 1)) >> 16
+                                     : word >> 16 | 0x40);
+}
+
+void numoe_gpu_sum_rows(void *to, enum numoe_type type, uint64_t to_stride,
+                        const float *const *from, uint32_t count, bool keep, uint64_t columns,
+                        uint64_t rows)
+{
+    for (uint64_t r = 0; r < rows; r++) {
+        float *wide = (float *)to + r * to_stride;
+        uint16_t *narrow = (uint16_t *)to + r * to_stride;
+
         for (uint64_t k = 0; k < columns; k++) {
-            uint32_t word = (uint32_t)out[k] << 16;
-            float sum;
-            memcpy(&sum, &word, sizeof sum);
-            sum += from[k];
-            memcpy(&word, &sum, sizeof word);
-            /* to nearest, ties to even; a NaN stays one */
-            out[k] = (uint16_t)(sum == sum ? (word + 0x7FFF + (word >> 16 & 1)) >> 16
-                                           : word >> 16 | 0x40);
+            const uint64_t at = r * columns + k;
+            float sum = from[0][at];
+            for (uint32_t i = 1; i < count; i++)
+                sum += from[i][at];
+            if (type == NUMOE_F32)
+                wide[k] = keep ? wide[k] + sum : sum;
+            else
+                narrow[k] = to_bf16(keep ? from_bf16(narrow[k]) + sum : sum);
         }
     }
 }
 
-static void add_rows(const struct numoe_gpu_model *m, const struct numoe_gpu_call *call,
-                     uint64_t first, const float *from, uint64_t rows)
+static void sum_rows(const struct numoe_gpu_model *m, const struct numoe_gpu_call *call,
+                     uint64_t first, const float *const *from, uint32_t count, bool keep,
+                     uint64_t rows)
 {
     void *to = (uint8_t *)call->out + first * call->out_stride * type_bytes(call->out_type);
 
-    if (m->source.add && rows)
-        m->source.add(m->source.user, to, call->out_type, call->out_stride, from,
-                      m->source.shape.hidden, rows);
-    else
-        numoe_gpu_add_rows(to, call->out_type, call->out_stride, from, m->source.shape.hidden,
-                           rows);
+    if (rows == 0)
+        return;
+    (m->source.sum ? m->source.sum(m->source.user, to, call->out_type, call->out_stride, from,
+                                   count, keep, m->source.shape.hidden, rows)
+                   : numoe_gpu_sum_rows(to, call->out_type, call->out_stride, from, count, keep,
+                                        m->source.shape.hidden, rows));
 }
 
 /* Rows of out that the call changes: with add or join, a token without a computed entry keeps its
  * bits. */
-static void take_outputs(struct numoe_gpu_model *m, const struct numoe_gpu_call *call, uint64_t at,
-                         uint64_t count, const uint8_t *host)
+void gpu_take_outputs(const struct numoe_gpu_model *m, const struct numoe_gpu_call *call,
+                      uint64_t at, uint64_t count, const uint8_t *const *rows, uint32_t parts)
 {
+    const float *from[NUMOE_GPU_MOST];
     const uint64_t size = type_bytes(call->out_type), hidden = m->source.shape.hidden;
     const uint64_t first = m->pass.first + at;
     uint64_t begin = 0;
@@ -445,12 +463,13 @@ static void take_outputs(struct numoe_gpu_model *m, const struct numoe_gpu_call 
             wanted = call->ids[(first + t) * call->top_k + j] >= 0;
         if (wanted)
             continue;
-        if (call->join)
-            add_rows(m, call, first + begin, (const float *)(const void *)host + begin * hidden,
-                     t - begin);
+        for (uint32_t i = 0; i < parts; i++)
+            from[i] = (const float *)(const void *)rows[i] + begin * hidden;
+        if (parts > 1 || call->join)
+            sum_rows(m, call, first + begin, from, parts, call->join || call->add, t - begin);
         else
             copy_rows(m, (uint8_t *)call->out + (first + begin) * call->out_stride * size,
-                      call->out_stride * size, host + begin * hidden * size, hidden * size,
+                      call->out_stride * size, rows[0] + begin * hidden * size, hidden * size,
                       hidden * size, t - begin);
         begin = t + 1;
     }
@@ -514,8 +533,8 @@ static void look_ahead(struct numoe_gpu_model *m, uint64_t next, uint64_t ahead)
     gpu_stream_prefetch(&m->stream, next, m->need, NULL);
 }
 
-int numoe_gpu_start(struct numoe_gpu_model *m, uint64_t layer, const struct numoe_gpu_call *call,
-                    uint64_t first, uint64_t *tokens, struct numoe_error *error)
+int gpu_pass_plan(struct numoe_gpu_model *m, uint64_t layer, const struct numoe_gpu_call *call,
+                  uint64_t first, uint64_t most, struct numoe_error *error)
 {
     int rc = gpu_enter(m->gpu, error);
 
@@ -530,7 +549,15 @@ int numoe_gpu_start(struct numoe_gpu_model *m, uint64_t layer, const struct numo
         return rc;
     gpu_model_warm(m);
     m->pass = (struct gpu_pass){.layer = layer, .first = first};
-    rc = plan_pass(m, call, call->tokens - first, error);
+    return plan_pass(m, call, most, error);
+}
+
+int gpu_pass_queue(struct numoe_gpu_model *m, const struct numoe_gpu_call *call,
+                   struct numoe_error *error)
+{
+    const uint64_t layer = m->pass.layer;
+    int rc = gpu_enter(m->gpu, error);
+
     if (rc)
         return rc;
     count_need(m, call);
@@ -553,48 +580,93 @@ int numoe_gpu_start(struct numoe_gpu_model *m, uint64_t layer, const struct numo
         return rc;
     }
     gpu_stream_end(&m->stream, m->stream.compute);
-    if (m->source.layers > 1 && first + m->pass.tokens == call->tokens)
+    if (m->source.layers > 1 && m->pass.first + m->pass.tokens == call->tokens)
         look_ahead(m, (layer + 1) % m->source.layers, call->ahead);
-    *tokens = m->pass.tokens;
     return 0;
+}
+
+int gpu_pass_await(struct numoe_gpu_model *m, uint64_t at, uint64_t *count, const uint8_t **rows,
+                   struct numoe_error *error)
+{
+    const struct gpu_pass *p = &m->pass;
+    const uint64_t left = p->tokens - at;
+    const unsigned half = at / p->staged % 2;
+    int rc = gpu_enter(m->gpu, error);
+
+    *count = left < p->staged ? left : p->staged;
+    *rows = m->host + half * m->half_bytes;
+    return rc ? rc : await(m, m->half_free[half], error);
+}
+
+int gpu_pass_more(struct numoe_gpu_model *m, const struct numoe_gpu_call *call,
+                  struct numoe_error *error)
+{
+    int rc = gpu_enter(m->gpu, error);
+
+    if (!rc && m->pass.sent < m->pass.tokens)
+        rc = send_outputs(m, call, error);
+    return rc;
+}
+
+void gpu_pass_end(struct numoe_gpu_model *m, uint64_t tokens, int rc)
+{
+    gpu_enter(m->gpu, NULL);
+    if (rc)
+        settle(m);
+    else if (gpu_judge(m->gpu,
+                       m->gpu->ops->elapsed(m->gpu->device, m->began, m->ended, &m->took_ms), NULL,
+                       "timing a call"))
+        m->took_ms = -1;
+    m->running = false;
+    m->calls += !rc;
+    m->tokens += tokens;
+}
+
+int numoe_gpu_start(struct numoe_gpu_model *m, uint64_t layer, const struct numoe_gpu_call *call,
+                    uint64_t first, uint64_t *tokens, struct numoe_error *error)
+{
+    int rc;
+
+    if (m->several)
+        return gpu_several_start(m->several, layer, call, first, tokens, error);
+    rc = gpu_pass_plan(m, layer, call, first, call->tokens - first, error);
+    if (!rc)
+        rc = gpu_pass_queue(m, call, error);
+    if (!rc)
+        *tokens = m->pass.tokens;
+    return rc;
 }
 
 int numoe_gpu_finish(struct numoe_gpu_model *m, const struct numoe_gpu_call *call, uint64_t *done,
                      struct numoe_error *error)
 {
-    struct gpu_pass *p = &m->pass;
-    uint64_t at = 0;
-    int rc = gpu_enter(m->gpu, error);
+    uint64_t at = 0, count;
+    int rc;
 
     *done = 0;
-    if (!m->running)
+    if (m->several)
+        return gpu_several_finish(m->several, call, done, error);
+    if (!m->running) {
+        rc = gpu_enter(m->gpu, error);
         return rc ? rc : numoe_error_set(error, -EINVAL, "call", "none was started");
-    while (!rc && at < p->tokens) {
-        const uint64_t left = p->tokens - at, count = left < p->staged ? left : p->staged;
-        const unsigned half = at / p->staged % 2;
-
-        rc = await(m, m->half_free[half], error);
+    }
+    do {
+        const uint8_t *rows;
+        rc = gpu_pass_await(m, at, &count, &rows, error);
         if (rc)
             break;
-        take_outputs(m, call, at, count, m->host + half * m->half_bytes);
+        gpu_take_outputs(m, call, at, count, &rows, 1);
         *done = at += count;
-        if (p->sent < p->tokens)
-            rc = send_outputs(m, call, error);
-    }
-    if (!rc &&
-        gpu_judge(m->gpu, m->gpu->ops->elapsed(m->gpu->device, m->began, m->ended, &m->took_ms),
-                  NULL, "timing a call"))
-        m->took_ms = -1;
-    if (rc)
-        settle(m);
-    m->running = false;
-    m->calls += !rc;
-    m->tokens += at;
+        rc = gpu_pass_more(m, call, error);
+    } while (!rc && at < m->pass.tokens);
+    gpu_pass_end(m, at, rc);
     return rc;
 }
 
 void numoe_gpu_cancel(struct numoe_gpu_model *m)
 {
+    if (m->several)
+        gpu_several_cancel(m->several);
     if (!m->running)
         return;
     gpu_enter(m->gpu, NULL);

@@ -3,7 +3,7 @@
  *
  * SPDX-License-Identifier: Apache-2.0
  */
-#include "gpu_model.h"
+#include "gpu_several.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -43,31 +43,38 @@ static void model_free(struct numoe_gpu_model *m)
     free(m);
 }
 
-static int pin_arenas(struct numoe_gpu_model *m, const struct numoe_gpu_model_options *o,
-                      struct numoe_error *error)
+int gpu_model_pin(struct gpu_pinned *pinned, const struct numoe_gpu_source *source,
+                  const struct numoe_gpu_model_options *o, struct numoe_error *error)
 {
-    const struct numoe_gpu_source *source = &m->source;
     const uint64_t chunk = o->chunk_bytes ? o->chunk_bytes : GIB;
     int rc = 0;
 
-    m->pinned.gpu = m->gpu;
     for (uint32_t i = 0; !rc && i < source->region_count; i++) {
         void *address;
         uint64_t bytes;
         source->arena(source->user, i, &address, &bytes);
         if (o->no_pinning)
-            m->pinned.wanted_bytes += bytes;
+            pinned->wanted_bytes += bytes;
         else if (bytes)
-            rc = gpu_pinned_add(&m->pinned, address, bytes, chunk, error);
+            rc = gpu_pinned_add(pinned, address, bytes, chunk, error);
     }
-    if (rc || m->pinned.pinned_bytes == m->pinned.wanted_bytes)
-        return rc;
-    if (*m->pinned.refusal)
-        numoe_log_write(&m->gpu->log, NUMOE_LOG_WARNING,
+    if (!rc && *pinned->refusal)
+        numoe_log_write(&pinned->gpu->log, NUMOE_LOG_WARNING,
                         "%.1f of %.1f GB of expert memory are pinned, the rest goes through "
                         "staging buffers: %s",
-                        (double)m->pinned.pinned_bytes / 1e9, (double)m->pinned.wanted_bytes / 1e9,
-                        m->pinned.refusal);
+                        (double)pinned->pinned_bytes / 1e9, (double)pinned->wanted_bytes / 1e9,
+                        pinned->refusal);
+    return rc;
+}
+
+/* Staging, if not all is pinned. */
+static int make_ring(struct numoe_gpu_model *m, const struct numoe_gpu_model_options *o,
+                     struct numoe_error *error)
+{
+    int rc;
+
+    if (m->pins->pinned_bytes == m->pins->wanted_bytes)
+        return 0;
     m->ring_bytes = o->ring_bytes ? o->ring_bytes : (uint64_t)64 << 20;
     rc = gpu_ring_init(&m->ring, m->gpu, m->ring_bytes, error);
     if (!rc && m->ring.memory) {
@@ -97,9 +104,9 @@ static int make_events(struct numoe_gpu_model *m, struct numoe_error *error)
     return rc;
 }
 
-int numoe_gpu_model_create(struct numoe_gpu *gpu, const struct numoe_gpu_source *source,
-                           const struct numoe_gpu_model_options *options,
-                           struct numoe_gpu_model **out, struct numoe_error *error)
+int gpu_model_make(struct numoe_gpu *gpu, const struct numoe_gpu_source *source,
+                   const struct numoe_gpu_model_options *options, const struct gpu_pinned *pins,
+                   uint32_t sharers, struct numoe_gpu_model **out, struct numoe_error *error)
 {
     const struct numoe_gpu_model_options defaults = {0}, *o = options ? options : &defaults;
     const uint64_t layer_bytes = source->experts * source->slices * source->shape.bytes;
@@ -116,7 +123,8 @@ int numoe_gpu_model_create(struct numoe_gpu *gpu, const struct numoe_gpu_source 
     m = calloc(1, sizeof *m);
     if (!m)
         return numoe_error_set(error, -ENOMEM, "model", "out of memory");
-    m->gpu = gpu;
+    m->gpu = m->pinned.gpu = gpu;
+    m->pins = pins ? pins : &m->pinned;
     m->source = *source;
     m->warm = true;
     m->took_ms = -1;
@@ -129,10 +137,15 @@ int numoe_gpu_model_create(struct numoe_gpu *gpu, const struct numoe_gpu_source 
                    "asking for free device memory");
     if (rc)
         goto fail;
+    free_bytes /= sharers;
+    total_bytes /= sharers;
     m->keep_free_bytes = o->keep_free_bytes          ? o->keep_free_bytes
                          : total_bytes / 8 > 4 * GIB ? 4 * GIB
                                                      : total_bytes / 8;
-    rc = pin_arenas(m, o, error);
+    if (!pins)
+        rc = gpu_model_pin(&m->pinned, source, o, error);
+    if (!rc)
+        rc = make_ring(m, o, error);
     if (rc)
         goto fail;
     const struct gpu_stream_sizes sizes = {
@@ -143,7 +156,7 @@ int numoe_gpu_model_create(struct numoe_gpu *gpu, const struct numoe_gpu_source 
         .budget = free_bytes > m->keep_free_bytes ? free_bytes - m->keep_free_bytes : 0,
         .piece = o->piece_bytes ? o->piece_bytes : GPU_COPY_LEAST,
     };
-    rc = gpu_stream_init(&m->stream, gpu, &m->source, &m->pinned, m->ring.gpu ? &m->ring : NULL,
+    rc = gpu_stream_init(&m->stream, gpu, &m->source, m->pins, m->ring.gpu ? &m->ring : NULL,
                          &sizes, error);
     if (!rc)
         rc = make_events(m, error);
@@ -162,20 +175,57 @@ fail:
     return rc;
 }
 
+int numoe_gpu_model_create(struct numoe_gpu *gpu, const struct numoe_gpu_source *source,
+                           const struct numoe_gpu_model_options *options,
+                           struct numoe_gpu_model **model, struct numoe_error *error)
+{
+    return gpu_model_make(gpu, source, options, NULL, 1, model, error);
+}
+
 void numoe_gpu_model_destroy(struct numoe_gpu_model *m)
 {
     if (!m)
         return;
+    if (m->several) {
+        gpu_several_free(m->several);
+        free(m);
+        return;
+    }
     gpu_enter(m->gpu, NULL);
     numoe_gpu_cancel(m);
     gpu_stream_end(&m->stream, m->stream.compute);
     model_free(m);
 }
 
+uint32_t numoe_gpu_model_parts(const struct numoe_gpu_model *m)
+{
+    return m->several ? m->several->count : 1;
+}
+
+struct numoe_gpu_model *numoe_gpu_model_part(struct numoe_gpu_model *m, uint32_t i)
+{
+    return m->several ? m->several->parts[i].model : m;
+}
+
+int numoe_gpu_model_health(const struct numoe_gpu_model *m, struct numoe_error *error)
+{
+    int rc = 0;
+
+    if (!m->several)
+        return numoe_gpu_health(m->gpu, error);
+    for (uint32_t i = 0; !rc && i < m->several->count; i++)
+        rc = numoe_gpu_health(m->several->parts[i].model->gpu, error);
+    return rc;
+}
+
 void numoe_gpu_model_report(const struct numoe_gpu_model *m, struct numoe_gpu_report *report)
 {
     const struct gpu_stream *s = &m->stream;
 
+    if (m->several) {
+        gpu_several_report(m->several, report);
+        return;
+    }
     *report = (struct numoe_gpu_report){
         .resident = gpu_stream_resident(s),
         .expert_bytes = s->cell_bytes,
@@ -183,8 +233,8 @@ void numoe_gpu_model_report(const struct numoe_gpu_model *m, struct numoe_gpu_re
         .cells = s->cache.cells,
         .experts = m->experts,
         .window_bytes = s->window.bytes,
-        .pinned_bytes = m->pinned.pinned_bytes,
-        .arena_bytes = m->pinned.wanted_bytes,
+        .pinned_bytes = m->pins->pinned_bytes,
+        .arena_bytes = m->pins->wanted_bytes,
         .ring_bytes = m->ring.gpu ? m->ring_bytes : 0,
         .ring_node = m->ring.gpu ? m->ring.node : NUMOE_NONE,
         .ring_checked = m->ring_checked,
@@ -197,7 +247,7 @@ void numoe_gpu_model_report(const struct numoe_gpu_model *m, struct numoe_gpu_re
         .calls = m->calls,
         .tokens = m->tokens,
     };
-    memcpy(report->pin_refusal, m->pinned.refusal, sizeof report->pin_refusal);
+    memcpy(report->pin_refusal, m->pins->refusal, sizeof report->pin_refusal);
 }
 
 void gpu_model_ffn(const struct numoe_gpu_model *m, const struct gpu_part *part,
@@ -251,7 +301,7 @@ bool gpu_model_most(const struct numoe_gpu_model *m, uint64_t layer, const uint3
     uint64_t hit = 0;
 
     for (uint64_t e = 0; e < m->source.experts; e++)
-        hit += need[e] != 0;
+        hit += need[e] && m->source.present(m->source.user, layer, e);
     return 8 * hit >= 7ull * m->stream.wanted[layer];
 }
 
@@ -259,8 +309,14 @@ int numoe_gpu_prefetch(struct numoe_gpu_model *m, uint64_t layer, const int32_t 
                        uint64_t count, struct numoe_error *error)
 {
     uint32_t *need = NULL;
-    int rc = gpu_enter(m->gpu, error);
+    int rc = 0;
 
+    if (m->several) {
+        for (uint32_t i = 0; !rc && i < m->several->count; i++)
+            rc = numoe_gpu_prefetch(m->several->parts[i].model, layer, ids, count, error);
+        return rc;
+    }
+    rc = gpu_enter(m->gpu, error);
     if (rc)
         return rc;
     if (layer >= m->source.layers)
@@ -281,25 +337,32 @@ int numoe_gpu_prefetch(struct numoe_gpu_model *m, uint64_t layer, const int32_t 
 
 void numoe_gpu_held(const struct numoe_gpu_model *m, uint64_t layer, uint8_t *held)
 {
-    const struct gpu_stream *s = &m->stream;
-    const struct gpu_job *ahead = &s->jobs[!s->current];
-
+    if (m->several) {
+        gpu_several_held(m->several, layer, held);
+        return;
+    }
     for (uint32_t e = 0; e < m->source.experts; e++)
-        held[e] =
-            gpu_cache_holds(&s->cache, layer, e) || (ahead->layer == layer && ahead->listed[e]);
+        held[e] = gpu_stream_has(&m->stream, layer, e);
 }
 
 void numoe_gpu_asked(struct numoe_gpu_model *m, uint64_t layer, const uint32_t *tokens_of,
                      uint64_t tokens)
 {
-    gpu_cache_heat(&m->stream.cache, layer, tokens_of, tokens);
+    for (uint32_t i = 0; i < numoe_gpu_model_parts(m); i++)
+        gpu_cache_heat(&numoe_gpu_model_part(m, i)->stream.cache, layer, tokens_of, tokens);
 }
 
 int numoe_gpu_bring(struct numoe_gpu_model *m, uint64_t layer, uint32_t most,
                     struct numoe_error *error)
 {
-    int rc = gpu_enter(m->gpu, error);
+    int rc = 0;
 
+    if (m->several) {
+        for (uint32_t i = 0; !rc && i < m->several->count; i++)
+            rc = numoe_gpu_bring(m->several->parts[i].model, layer, most, error);
+        return rc;
+    }
+    rc = gpu_enter(m->gpu, error);
     /* a prefetch that is under way would be dropped for it */
     while (!rc && most-- && m->stream.jobs[!m->stream.current].layer == GPU_NO_LAYER) {
         const uint32_t e = gpu_cache_worth(&m->stream.cache, layer);
@@ -312,11 +375,19 @@ int numoe_gpu_bring(struct numoe_gpu_model *m, uint64_t layer, uint32_t most,
 
 double numoe_gpu_took_ms(const struct numoe_gpu_model *m)
 {
-    return m->took_ms;
+    double ms = m->took_ms;
+
+    for (uint32_t i = 0; m->several && i < m->several->count; i++) {
+        const double part = m->several->parts[i].model->took_ms;
+        ms = part < 0 || (i && ms < 0) ? -1 : i && ms > part ? ms : part;
+    }
+    return ms;
 }
 
 int numoe_gpu_profile_save(const struct numoe_gpu_model *m, const char *path,
                            struct numoe_error *error)
 {
-    return gpu_cache_save(&m->stream.cache, path, error);
+    /* all parts hear of all experts' tokens */
+    return gpu_cache_save(&(m->several ? m->several->parts[0].model : m)->stream.cache, path,
+                          error);
 }

@@ -19,10 +19,12 @@ struct gpu_pass {
 };
 
 struct numoe_gpu_model {
+    struct gpu_several *several; /* on several devices: nothing else here is used then but gpu */
     struct numoe_gpu *gpu;
     struct numoe_gpu_source source;
     struct gpu_pinned pinned;
-    struct gpu_ring ring; /* gpu NULL: not needed */
+    const struct gpu_pinned *pins; /* what is pinned: this model's, or of several parts together */
+    struct gpu_ring ring;          /* gpu NULL: not needed */
     struct gpu_stream stream;
     bool warm; /* the profile's experts have been copied, or there is none */
     uint64_t keep_free_bytes, ring_bytes;
@@ -42,6 +44,36 @@ struct numoe_gpu_model {
     uint64_t calls, tokens;
     uint64_t ring_checked, ring_placed;
 };
+
+/* Pin a source's arenas. A refusal is kept and logged, and no error. */
+int gpu_model_pin(struct gpu_pinned *pinned, const struct numoe_gpu_source *source,
+                  const struct numoe_gpu_model_options *options, struct numoe_error *error);
+
+/* A model on one device. pins: what is pinned already, and stays longer; NULL: the model pins.
+ * sharers: so many models are still to be made on the device, this one included. */
+int gpu_model_make(struct numoe_gpu *gpu, const struct numoe_gpu_source *source,
+                   const struct numoe_gpu_model_options *options, const struct gpu_pinned *pins,
+                   uint32_t sharers, struct numoe_gpu_model **model, struct numoe_error *error);
+
+/*
+ * The steps of a call, for one device or for several: choose the pass's tokens, at most so many;
+ * queue it; wait for the outputs of its tokens [at, at + *count), which are then at *rows until
+ * more are queued; queue more outputs; and end, as failed with rc. A step that fails before
+ * gpu_pass_queue is through leaves nothing running.
+ */
+int gpu_pass_plan(struct numoe_gpu_model *model, uint64_t layer, const struct numoe_gpu_call *call,
+                  uint64_t first, uint64_t most, struct numoe_error *error);
+int gpu_pass_queue(struct numoe_gpu_model *model, const struct numoe_gpu_call *call,
+                   struct numoe_error *error);
+int gpu_pass_await(struct numoe_gpu_model *model, uint64_t at, uint64_t *count,
+                   const uint8_t **rows, struct numoe_error *error);
+int gpu_pass_more(struct numoe_gpu_model *model, const struct numoe_gpu_call *call,
+                  struct numoe_error *error);
+void gpu_pass_end(struct numoe_gpu_model *model, uint64_t tokens, int rc);
+
+/* Write the outputs of the pass's tokens [at, at + count), as they came from `parts` devices. */
+void gpu_take_outputs(const struct numoe_gpu_model *model, const struct numoe_gpu_call *call,
+                      uint64_t at, uint64_t count, const uint8_t *const *rows, uint32_t parts);
 
 /* The device's view of a call on one part of a layer. */
 void gpu_model_ffn(const struct numoe_gpu_model *model, const struct gpu_part *part,

@@ -186,6 +186,25 @@ static uint32_t cell_of(const struct gpu_stream *s, const struct gpu_job *job, u
     return s->cache.cell_of[gpu_cache_at(&s->cache, job->layer, job->list[i])];
 }
 
+/* The rest of an expert's row of a table, of which `had` slices are somewhere. */
+static void fill_row(const struct gpu_stream *s, uint32_t *row, uint64_t had)
+{
+    while (had < s->source->slices)
+        row[had++] = (uint32_t)(s->zero_at / 64);
+}
+
+/* How many slices an expert has here. */
+static uint64_t count_slices(const struct gpu_stream *s, uint64_t layer, uint64_t e)
+{
+    const struct numoe_gpu_source *source = s->source;
+    const uint8_t *address;
+    uint64_t count = 0;
+
+    for (uint32_t r = 0; r < source->region_count; r++)
+        count += source->place(source->user, layer, e, r, &address);
+    return count;
+}
+
 /* Copies and places of the experts [first, end) of a list, from `to` on, region after region: each
  * gives consecutive experts as one range. */
 static int lay_out_run(struct gpu_stream *s, const struct gpu_job *job, uint32_t first,
@@ -211,6 +230,8 @@ static int lay_out_run(struct gpu_stream *s, const struct gpu_job *job, uint32_t
             rc = add_copy(s, from, to, count * source->shape.bytes);
             to += count * source->shape.bytes;
         }
+    for (uint32_t i = first; s->uneven && i < end; i++)
+        fill_row(s, table + (uint64_t)job->list[i] * source->slices, s->slices_had[job->list[i]]);
     return rc;
 }
 
@@ -554,6 +575,8 @@ static int send_kept(struct gpu_stream *s, uint64_t layer, void *on, struct numo
         if (gpu_cache_holds(&s->cache, layer, e))
             for (uint64_t k = 0; k < source->slices; k++)
                 row[k] = (uint32_t)(at / 64 + k * units);
+        if (s->uneven && gpu_cache_holds(&s->cache, layer, e))
+            fill_row(s, row, count_slices(s, layer, e));
     }
     rc = gpu_judge(
         gpu,

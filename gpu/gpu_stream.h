@@ -54,6 +54,8 @@ struct gpu_stream {
     /* of layers: the places of experts that stay. [layers + GPU_PIECES] tables, the last those of
      * pieces' descriptors; host: pinned */
     uint8_t *tables, *host_tables;
+    bool uneven; /* some experts have fewer slices here than a table's row: the rest of it is */
+    uint64_t zero_at;     /* a slice of zeros, from pool on */
     bool *stale;          /* [layers] the device's table is not of the cells held now */
     bool *seen;           /* [layers] generation and biases are those of the device */
     uint32_t *generation; /* [layers] of the cells' weights and of biases */
@@ -120,6 +122,15 @@ int gpu_stream_shrink(struct gpu_stream *stream, uint64_t bytes, struct numoe_er
 
 /* Device memory for experts where there is none, at most so much; or two experts' worth. */
 int gpu_stream_remake(struct gpu_stream *stream, uint64_t most, struct numoe_error *error);
+
+/* The expert is on the device, or on its way by a prefetch. */
+static inline bool gpu_stream_has(const struct gpu_stream *stream, uint64_t layer, uint32_t expert)
+{
+    const struct gpu_job *ahead = &stream->jobs[!stream->current];
+
+    return gpu_cache_holds(&stream->cache, layer, expert) ||
+           (ahead->layer == layer && ahead->listed[expert]);
+}
 
 /* All experts of the layer that there are have cells. */
 bool gpu_stream_resident(const struct gpu_stream *stream);

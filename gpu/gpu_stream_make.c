@@ -26,6 +26,7 @@ static int count_experts(struct gpu_stream *s, struct numoe_error *error)
                 slices += source->place(source->user, layer, e, i, &address);
             }
             s->wanted[layer] += slices != 0;
+            s->uneven = s->uneven || (slices && slices < source->slices);
         }
     return 0;
 }
@@ -48,6 +49,11 @@ static uint64_t divide(const struct gpu_stream *s, uint64_t bytes, uint64_t *win
     return cells < (bytes - *window) / s->cell_bytes ? cells : (bytes - *window) / s->cell_bytes;
 }
 
+static uint64_t table_bytes(const struct gpu_stream *s)
+{
+    return (s->source->layers + GPU_PIECES) * gpu_stream_table_step(s);
+}
+
 /* Device memory of the cells and the window, at most so much, and less while there is too little.
  */
 static int make_pool(struct gpu_stream *s, uint64_t most, struct numoe_error *error)
@@ -61,7 +67,8 @@ static int make_pool(struct gpu_stream *s, uint64_t most, struct numoe_error *er
         uint64_t window, bytes;
         const uint64_t cells = divide(s, most > least ? most : least, &window);
 
-        bytes = cells * s->cell_bytes + window;
+        s->zero_at = cells * s->cell_bytes + window;
+        bytes = s->zero_at + (s->uneven ? s->source->shape.bytes : 0);
         rc = bytes / 64 >= NUMOE_CUDA_ABSENT || cells >= UINT32_MAX
                  ? -ENOMEM /* beyond what a place can say: less will do */
                  : gpu_judge(gpu, gpu->ops->allocate(gpu->device, bytes, (void **)&s->pool), &inner,
@@ -69,7 +76,15 @@ static int make_pool(struct gpu_stream *s, uint64_t most, struct numoe_error *er
         if (!rc) {
             s->pool_bytes = bytes;
             s->window.bytes = window;
-            return gpu_cache_resize(&s->cache, (uint32_t)cells, s->wanted);
+            rc = gpu_cache_resize(&s->cache, (uint32_t)cells, s->wanted);
+            /* before every copy of weights, and so before every computation */
+            if (!rc && s->uneven)
+                rc = gpu_judge(gpu,
+                               gpu->ops->copy_in(gpu->device, s->copies, s->pool + s->zero_at,
+                                                 s->host_tables + table_bytes(s),
+                                                 s->source->shape.bytes),
+                               error, "copying a slice of zeros");
+            return rc;
         }
         s->pool = NULL;
         if (rc != -ENOMEM || bytes <= least) {
@@ -109,13 +124,16 @@ static int make_tables(struct gpu_stream *s, uint64_t bias_bytes, struct numoe_e
 {
     struct numoe_gpu *gpu = s->gpu;
     const struct gpu_ops *ops = gpu->ops;
-    const uint64_t bytes = (s->source->layers + GPU_PIECES) * gpu_stream_table_step(s);
+    const uint64_t bytes = table_bytes(s), zeros = s->uneven ? s->source->shape.bytes : 0;
     int rc = gpu_judge(gpu, ops->allocate(gpu->device, bytes, (void **)&s->tables), error,
                        "allocating tables of experts");
 
     if (!rc)
-        rc = gpu_judge(gpu, ops->host_allocate(gpu->device, bytes, (void **)&s->host_tables), error,
-                       "allocating pinned memory for tables");
+        rc =
+            gpu_judge(gpu, ops->host_allocate(gpu->device, bytes + zeros, (void **)&s->host_tables),
+                      error, "allocating pinned memory for tables");
+    if (!rc)
+        memset(s->host_tables + bytes, 0, zeros);
     if (!rc && bias_bytes)
         rc = gpu_judge(gpu, ops->allocate(gpu->device, bias_bytes, (void **)&s->bias), error,
                        "allocating biases");
@@ -194,7 +212,7 @@ int gpu_stream_init(struct gpu_stream *s, struct numoe_gpu *gpu,
     s->cache_wanted = sizes->cache;
     s->piece_least = sizes->piece;
     s->table_bytes = source->experts * source->slices * sizeof(uint32_t);
-    fixed = (source->layers + GPU_PIECES) * gpu_stream_table_step(s) + bias_bytes;
+    fixed = table_bytes(s) + bias_bytes + source->shape.bytes;
     if (sizes->budget < fixed + 2 * s->cell_bytes) {
         rc = numoe_error_set(error, -ENOMEM, gpu->properties.name,
                              "two experts of %llu KiB and %llu KiB of tables and biases do not fit "

@@ -110,9 +110,12 @@ struct numoe_gpu_source {
     /** Copy rows between host memories, with as many threads as there are; NULL: memcpy. */
     void (*copy)(void *user, void *to, uint64_t to_stride, const void *from, uint64_t from_stride,
                  uint64_t row_bytes, uint64_t rows);
-    /** Add fp32 rows [rows][columns] to rows of a type, likewise; NULL: a loop. */
-    void (*add)(void *user, void *to, enum numoe_type type, uint64_t to_stride, const float *from,
-                uint64_t columns, uint64_t rows);
+    /** numoe_gpu_sum_rows, likewise; NULL: in the calling thread. */
+    void (*sum)(void *user, void *to, enum numoe_type type, uint64_t to_stride,
+                const float *const *from, uint32_t count, bool keep, uint64_t columns,
+                uint64_t rows);
+    /** How far a region's node is from another, 10 being the node itself; 0, or NULL: not known. */
+    uint32_t (*distance)(void *user, uint32_t index, uint32_t os_node);
 };
 
 struct numoe_gpu_model_options {
@@ -127,6 +130,8 @@ struct numoe_gpu_model_options {
     uint64_t ring_bytes;      /**< staging for what is not pinned; 0: 64 MiB */
     uint64_t keep_free_bytes; /**< device memory left for workspace; 0: an eighth, at most 4 GiB */
     bool no_pinning;          /**< staging only: for tests and measurement */
+    const uint32_t *shares;   /**< of several devices: what each gets, [count], relative, 1 to 64;
+                                   NULL: by the links' speeds, in eighths of the fastest */
 };
 
 struct numoe_gpu_model;
@@ -139,8 +144,39 @@ struct numoe_gpu_model;
 int numoe_gpu_model_create(struct numoe_gpu *gpu, const struct numoe_gpu_source *source,
                            const struct numoe_gpu_model_options *options,
                            struct numoe_gpu_model **model, struct numoe_error *error);
+/**
+ * The same over several devices, each of which copies its own part of a layer over its own link and
+ * computes it for all tokens; the parts of the outputs are summed in fp32, in the order of gpus,
+ * and rounded once.
+ *
+ * Where every device's node is known and regions lie nearest to some of them, a device has those
+ * regions' slices of all experts; devices with the same nearest regions, or all where that is not
+ * known or would be uneven, have some experts each. What a device gets is as much as its link is
+ * measured to carry while the others copy too. The same gpus and the same division give the same
+ * bits.
+ *
+ * A device may be there more than once (opened so often): its memory is divided.
+ * @param gpus  [count], 1 to NUMOE_GPU_MOST, each of them opened by itself and no two the same
+ *              pointer; must outlive the model
+ * @return as numoe_gpu_model_create; -EINVAL: more devices than there is work for
+ */
+int numoe_gpu_model_create_over(struct numoe_gpu *const *gpus, uint32_t count,
+                                const struct numoe_gpu_source *source,
+                                const struct numoe_gpu_model_options *options,
+                                struct numoe_gpu_model **model, struct numoe_error *error);
+enum { NUMOE_GPU_MOST = 16 };
+
 /** Waits for what runs. NULL is allowed. */
 void numoe_gpu_model_destroy(struct numoe_gpu_model *model);
+
+/** How many devices a model is on. */
+uint32_t numoe_gpu_model_parts(const struct numoe_gpu_model *model);
+/** What of a model is on one of its devices, [i] of gpus: for reports; and for engines, whose
+ *  numoe_gpu_enqueue on each gives the parts of the outputs, to be summed by the engine. */
+struct numoe_gpu_model *numoe_gpu_model_part(struct numoe_gpu_model *model, uint32_t i);
+
+/** numoe_gpu_health of the first of its devices that is lost, or 0. */
+int numoe_gpu_model_health(const struct numoe_gpu_model *model, struct numoe_error *error);
 
 /** One call on host memory; see struct numoe_batch of numoe.h. */
 struct numoe_gpu_call {
@@ -219,9 +255,11 @@ double numoe_gpu_took_ms(const struct numoe_gpu_model *model);
 int numoe_gpu_bring(struct numoe_gpu_model *model, uint64_t layer, uint32_t most,
                     struct numoe_error *error);
 
-/** Add fp32 rows to rows of a type: out = rounded(out + from). */
-void numoe_gpu_add_rows(void *to, enum numoe_type type, uint64_t to_stride, const float *from,
-                        uint64_t columns, uint64_t rows);
+/** Sum fp32 rows [rows][columns] of `count` places, in their order, with keep after what is in
+ *  rows of a type, and round once: to = rounded(keep ? to + (from[0] + from[1] + ...) : ...). */
+void numoe_gpu_sum_rows(void *to, enum numoe_type type, uint64_t to_stride,
+                        const float *const *from, uint32_t count, bool keep, uint64_t columns,
+                        uint64_t rows);
 
 /** held[e] of an expert: it is on the device, or on its way by a prefetch. */
 void numoe_gpu_held(const struct numoe_gpu_model *model, uint64_t layer, uint8_t *held);
@@ -235,7 +273,8 @@ int numoe_gpu_profile_save(const struct numoe_gpu_model *model, const char *path
  *
  * A stream is CUDA's cudaStream_t, of the same device. These wait for the device only where a
  * layer's table of experts that stay has changed since its last call, for that call; and where 32
- * pieces are on their way, for the oldest's copy. All host memory has to be pinned (-ENOTSUP), and
+ * pieces are on their way, for the oldest's copy. All host memory has to be pinned (-ENOTSUP), a
+ * model on several devices is queued part by part (numoe_gpu_model_part), and
  * one call at a time is in the making, whoever makes it (-EBUSY). Outputs of an earlier call on
  * another stream are ordered by the caller.
  */

@@ -335,7 +335,7 @@ static const enum cli_option options[] = {
     CLI_WORKERS,      CLI_THREADS,     CLI_TOPOLOGY, CLI_NODES,     CLI_CPUS,
     CLI_FORM,         CLI_OPTIMIZE,    CLI_SEED,     CLI_ROUTING,   CLI_GPU,
     CLI_RESIDENT,     CLI_STREAM,      CLI_SHARE,    CLI_GPU_CACHE, CLI_IDLE,
-    CLI_RESERVE_CPUS, CLI_STATS_CELLS, CLI_JSON,     CLI_END};
+    CLI_RESERVE_CPUS, CLI_STATS_CELLS, CLI_JSON,     CLI_GPUS,      CLI_END};
 
 const struct cli_verb cli_bench = {
     .name = "bench",

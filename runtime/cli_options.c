@@ -80,6 +80,9 @@ static const struct option_text option_texts[] = {
         {"gpu-profile", "FILE",
          "with --gpu: copy the experts first that FILE says are asked for most, if\n"
          "there is such a file, and write to it what they are now"},
+    [CLI_GPUS] = {"gpus", "LIST",
+                  "compute on these GPUs together, each copying and computing its part of every\n"
+                  "layer, as in 0,1; a number that is there twice divides a GPU"},
     [CLI_HIDDEN] = {"hidden", "N", "width of an expert's input and output"},
     [CLI_INTERMEDIATE] = {"intermediate", "N", "width of an expert inside"},
     [CLI_IDLE] =
@@ -552,6 +555,9 @@ static int set_option(enum cli_option option, const char *text, struct cli_value
     case CLI_GPU:
         values->gpu = true;
         return 0;
+    case CLI_GPUS:
+        values->gpu = true;
+        return cli_parse_list(text, &values->gpu_devices, error);
     case CLI_GPU_CACHE:
         return cli_parse_size(text, &values->gpu_cache_bytes, error);
     case CLI_GPU_FROM:
@@ -776,6 +782,7 @@ void cli_values_free(struct cli_values *values)
     free(values->cpus.values);
     free(values->nodes.values);
     free(values->tokens.values);
+    free(values->gpu_devices.values);
     free(values->reserved.values);
     free(values->reserved_nodes.values);
     for (uint32_t i = 0; i < values->rank_node_count; i++)

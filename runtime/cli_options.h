@@ -50,6 +50,7 @@ enum cli_option {
     CLI_GPU_CACHE,
     CLI_GPU_FROM,
     CLI_GPU_PROFILE,
+    CLI_GPUS,
     CLI_HIDDEN,
     CLI_INTERMEDIATE,
     CLI_IDLE,
@@ -127,7 +128,7 @@ enum { CLI_MAX_RANKS = 1024 };
 struct cli_values {
     const char *directory, *model, *save, *topology, *svg, *png, *plan, *as_if, *trace, *family,
         *gpu_profile, *report, *resume;
-    struct cli_list cpus, nodes, tokens;
+    struct cli_list cpus, nodes, tokens, gpu_devices;
     uint64_t duration_s, experts, idle_s, layers, keep_free_bytes, seed, steps;
     uint64_t experts_per_token, hidden, intermediate, gpu_cache_bytes, gpu_from_tokens;
     enum numoe_format format;

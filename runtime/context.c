@@ -113,6 +113,30 @@ static void choose_width(struct numoe *context)
                     choice.rates[0] > 0 ? choice.rates[1] / choice.rates[0] : 1);
 }
 
+/* Those of several that can be used, in their order. The others are told of, and left out. */
+static void open_gpus(struct numoe *context, const struct numoe_options *options,
+                      enum numoe_gpu_mode mode, struct numoe_gpu_verdict *verdict)
+{
+    const struct numoe_machine *machine = context->described ? NULL : context->machine;
+
+    for (uint32_t i = 0; i < options->gpu_device_count; i++) {
+        struct numoe_gpu_verdict v = {0};
+        struct numoe_gpu *gpu;
+        const int rc =
+            numoe_gpu_open(options->gpu_devices[i], mode, machine, &context->log, &gpu, &v, NULL);
+
+        if (i == 0 || (!rc && !context->gpu))
+            *verdict = v;
+        if (rc && mode != NUMOE_GPU_OFF)
+            numoe_log_write(&context->log, NUMOE_LOG_WARNING, "GPU %u is left out: %s",
+                            options->gpu_devices[i], v.reason);
+        else if (!rc && !context->gpu)
+            context->gpu = gpu;
+        else if (!rc)
+            context->more_gpus[context->more_gpu_count++] = gpu;
+    }
+}
+
 /* A GPU that cannot be used is no failure: the CPU computes, and the reason is kept and told. */
 static int open_gpu(struct numoe *context, const struct numoe_options *options,
                     struct numoe_error *error)
@@ -125,6 +149,10 @@ static int open_gpu(struct numoe *context, const struct numoe_options *options,
         return rc;
     if ((unsigned)mode > NUMOE_GPU_FORCE)
         return numoe_error_set(error, -EINVAL, "gpu", "%d is no mode", (int)mode);
+    if (options->gpu_device_count > NUMOE_GPU_MOST ||
+        (options->gpu_device_count && !options->gpu_devices))
+        return numoe_error_set(error, -EINVAL, "gpu_devices", "%u are not 1 to %d",
+                               options->gpu_device_count, (int)NUMOE_GPU_MOST);
     context->gpu_stream = options->gpu_stream;
     context->gpu_from_tokens = options->gpu_from_tokens;
     context->gpu_cache_bytes = options->gpu_cache_bytes;
@@ -140,8 +168,13 @@ static int open_gpu(struct numoe *context, const struct numoe_options *options,
                             context->gpu_note);
         return 0;
     }
-    rc = numoe_gpu_open(options->gpu_device, mode, context->described ? NULL : context->machine,
-                        &context->log, &context->gpu, &verdict, NULL);
+    if (options->gpu_device_count) {
+        open_gpus(context, options, mode, &verdict);
+        rc = context->gpu ? 0 : -ENODEV;
+    } else {
+        rc = numoe_gpu_open(options->gpu_device, mode, context->described ? NULL : context->machine,
+                            &context->log, &context->gpu, &verdict, NULL);
+    }
     memcpy(context->gpu_note, verdict.reason, sizeof context->gpu_note);
     if (mode == NUMOE_GPU_OFF && options->gpu != NUMOE_GPU_OFF)
         strcpy(context->gpu_note, "NUMOE_GPU=off in the environment");
@@ -230,6 +263,8 @@ void numoe_close(struct numoe *context)
     if (!context)
         return;
     numoe_gpu_close(context->gpu);
+    for (uint32_t i = 0; i < context->more_gpu_count; i++)
+        numoe_gpu_close(context->more_gpus[i]);
     free(context->gpu_profile);
     if (context->pool)
         numoe_pool_destroy(context->pool);

@@ -47,6 +47,8 @@ struct numoe {
     struct numoe_plan *as_if; /* or NULL: another machine's, which is the models', and not plan */
     struct numoe_pool *pool;
     struct numoe_gpu *gpu; /* NULL: the CPU computes, and gpu_note says why */
+    struct numoe_gpu *more_gpus[NUMOE_GPU_MOST - 1];
+    uint32_t more_gpu_count;
     struct numoe_log log;
     char gpu_note[512];
     char isa[16];

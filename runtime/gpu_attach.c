@@ -5,6 +5,7 @@
  * SPDX-License-Identifier: Apache-2.0
  */
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -98,11 +99,13 @@ static void copy(void *user, void *to, uint64_t to_stride, const void *from, uin
         copy_item(&c, i, 0);
 }
 
-/* Rows added to rows. */
+/* Rows of several places summed. */
 struct addition {
     uint8_t *to;
     enum numoe_type type;
-    const float *from;
+    const float *const *from;
+    uint32_t count;
+    bool keep;
     uint64_t to_stride, columns, rows, rows_an_item;
 };
 
@@ -111,19 +114,22 @@ static void add_item(void *context, uint32_t item, uint32_t worker)
     const struct addition *a = context;
     const uint64_t begin = item * a->rows_an_item, left = a->rows - begin;
     const uint64_t size = a->type == NUMOE_BF16 ? 2 : 4;
+    const float *from[NUMOE_GPU_MOST];
 
     (void)worker;
-    numoe_gpu_add_rows(a->to + begin * a->to_stride * size, a->type, a->to_stride,
-                       a->from + begin * a->columns, a->columns,
-                       left < a->rows_an_item ? left : a->rows_an_item);
+    for (uint32_t i = 0; i < a->count; i++)
+        from[i] = a->from[i] + begin * a->columns;
+    numoe_gpu_sum_rows(a->to + begin * a->to_stride * size, a->type, a->to_stride, from, a->count,
+                       a->keep, a->columns, left < a->rows_an_item ? left : a->rows_an_item);
 }
 
-static void add(void *user, void *to, enum numoe_type type, uint64_t to_stride, const float *from,
-                uint64_t columns, uint64_t rows)
+static void sum(void *user, void *to, enum numoe_type type, uint64_t to_stride,
+                const float *const *from, uint32_t count, bool keep, uint64_t columns,
+                uint64_t rows)
 {
     const struct numoe_model *model = user;
-    const uint64_t row_bytes = columns * sizeof *from;
-    struct addition a = {to, type, from, to_stride, columns, rows, 1};
+    const uint64_t row_bytes = columns * sizeof **from;
+    struct addition a = {to, type, from, count, keep, to_stride, columns, rows, 1};
     struct numoe_pool_job job = {.context = &a, .phase_count = 1};
     uint64_t items;
 
@@ -136,6 +142,24 @@ static void add(void *user, void *to, enum numoe_type type, uint64_t to_stride, 
     }
     for (uint32_t i = 0; i < items; i++)
         add_item(&a, i, 0);
+}
+
+/* Of nodes of this machine: those of a plan for another are not where its numbers say. */
+static uint32_t distance(void *user, uint32_t index, uint32_t os_node)
+{
+    const struct numoe_model *model = user;
+    const struct numoe_machine *machine = model->context->machine;
+    uint32_t from = NUMOE_NONE, to = NUMOE_NONE;
+
+    if (model->context->described || model->context->as_if)
+        return 0;
+    for (uint32_t i = 0; i < machine->node_count; i++) {
+        if (machine->nodes[i].os_index == model->plan->nodes[index].os_index)
+            from = i;
+        if (machine->nodes[i].os_index == os_node)
+            to = i;
+    }
+    return from == NUMOE_NONE || to == NUMOE_NONE ? 0 : numoe_machine_distance(machine, from, to);
 }
 
 int numoe_gpu_attach(struct numoe_model *model, struct numoe_error *error)
@@ -157,8 +181,10 @@ int numoe_gpu_attach(struct numoe_model *model, struct numoe_error *error)
         .bias = bias,
         .generation = generation,
         .copy = copy,
-        .add = add,
+        .sum = sum,
+        .distance = distance,
     };
+    struct numoe_gpu *gpus[NUMOE_GPU_MOST] = {context->gpu};
     const struct numoe_gpu_model_options options = {.stream = context->gpu_stream,
                                                     .cache_bytes = context->gpu_cache_bytes,
                                                     .profile = context->gpu_profile};
@@ -172,7 +198,9 @@ int numoe_gpu_attach(struct numoe_model *model, struct numoe_error *error)
         return numoe_error_set(error, -ENOMEM, "model", "out of memory");
     /* its copies call the pool: no call may be under way */
     pthread_mutex_lock(&context->turn);
-    if (numoe_gpu_model_create(context->gpu, &source, &options, &model->gpu, &why)) {
+    memcpy(gpus + 1, context->more_gpus, context->more_gpu_count * sizeof *gpus);
+    if (numoe_gpu_model_create_over(gpus, 1 + context->more_gpu_count, &source, &options,
+                                    &model->gpu, &why)) {
         model->gpu = NULL;
         memcpy(model->gpu_note, why.message, sizeof model->gpu_note);
         model->gpu_note[sizeof model->gpu_note - 1] = 0;
@@ -209,6 +237,23 @@ struct numoe_gpu_model *numoe_model_gpu(const struct numoe_model *model)
     return model->gpu;
 }
 
+/* "NVIDIA A10", "2 x NVIDIA A10", "NVIDIA A10 and 1 other" */
+static void name_gpus(const struct numoe *context, char *text, size_t size)
+{
+    const char *first = numoe_gpu_get(context->gpu)->name;
+    uint32_t alike = 1;
+
+    for (uint32_t i = 0; i < context->more_gpu_count; i++)
+        alike += !strcmp(numoe_gpu_get(context->more_gpus[i])->name, first);
+    if (context->more_gpu_count == 0)
+        snprintf(text, size, "%.64s", first);
+    else if (alike == 1 + context->more_gpu_count)
+        snprintf(text, size, "%u x %.64s", alike, first);
+    else
+        snprintf(text, size, "%.64s and %u other%s", first, context->more_gpu_count,
+                 context->more_gpu_count == 1 ? "" : "s");
+}
+
 void numoe_gpu_inform(const struct numoe_model *model, struct numoe_model_info *info)
 {
     struct numoe_gpu_report report;
@@ -217,13 +262,13 @@ void numoe_gpu_inform(const struct numoe_model *model, struct numoe_model_info *
     memcpy(info->gpu_note, model->gpu_note, sizeof info->gpu_note);
     if (!model->gpu)
         return;
-    if (numoe_gpu_health(model->context->gpu, &lost)) {
+    if (numoe_gpu_model_health(model->gpu, &lost)) {
         memcpy(info->gpu_note, lost.message, sizeof info->gpu_note);
         info->gpu_note[sizeof info->gpu_note - 1] = 0;
         return;
     }
     numoe_gpu_model_report(model->gpu, &report);
-    memcpy(info->gpu, numoe_gpu_get(model->context->gpu)->name, sizeof info->gpu);
+    name_gpus(model->context, info->gpu, sizeof info->gpu);
     info->gpu_resident = report.resident;
     info->gpu_experts = report.cells;
     info->gpu_bytes = report.device_bytes;

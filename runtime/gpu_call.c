@@ -94,8 +94,8 @@ static void guess(const struct numoe_model *model, struct gpu_share *share)
     share->expert_bytes = (double)(numoe_plan_held(model->plan).slices * model->shape.bytes);
     share->token_bytes = hidden * 8;
     share->token_operations = 6 * hidden * 32 * (double)numoe_plan_held(model->plan).slices;
-    share->link_rate = 64e9;
-    share->gpu_rate = 400e12;
+    share->link_rate = 64e9 * numoe_gpu_model_parts(model->gpu);
+    share->gpu_rate = 400e12 * numoe_gpu_model_parts(model->gpu);
     share->gpu_fixed = 60e-6;
     share->cpu_read = 25e9 * workers < 800e9 ? 25e9 * workers : 800e9;
     share->cpu_rate = 500e9 * workers;
@@ -157,9 +157,11 @@ bool numoe_gpu_sharing(const struct numoe_model *model)
     return model->gpu_run && model->gpu_run->sharing;
 }
 
-static void say_failure(struct numoe *context, const struct numoe_error *error)
+static void say_failure(const struct numoe_model *model, const struct numoe_error *error)
 {
-    if (!(numoe_gpu_health(context->gpu, NULL) &&
+    struct numoe *context = model->context;
+
+    if (!(numoe_gpu_model_health(model->gpu, NULL) &&
           atomic_exchange_explicit(&context->gpu_loss_said, true, memory_order_relaxed)))
         numoe_log_write(&context->log, NUMOE_LOG_WARNING, "the CPU goes on instead of the GPU: %s",
                         error->message);
@@ -199,7 +201,7 @@ static uint64_t run_alone(struct numoe_schedule *s, const struct numoe_gpu_call 
     s->result.gpu_pairs = s->result.pairs;
     s->result.gpu_tokens = done;
     if (rc)
-        say_failure(model->context, &error);
+        say_failure(model, &error);
     return done;
 }
 
@@ -233,7 +235,7 @@ static void share(struct numoe_schedule *s, const struct numoe_gpu_call *call)
     run->sharing = !numoe_gpu_start(model->gpu, s->layer, &run->call, 0, &run->taken, &error);
     if (run->sharing)
         return;
-    say_failure(model->context, &error);
+    say_failure(model, &error);
     s->batch.elsewhere = elsewhere;
 }
 
@@ -246,7 +248,8 @@ uint64_t numoe_gpu_run(struct numoe_schedule *s)
     const uint64_t hidden = model->desc.hidden, from = context->gpu_from_tokens;
     struct numoe_gpu_call call;
 
-    if (!model->gpu || batch->tokens < (from ? from : 1) || numoe_gpu_health(context->gpu, NULL))
+    if (!model->gpu || batch->tokens < (from ? from : 1) ||
+        numoe_gpu_model_health(model->gpu, NULL))
         return 0;
     if (!room_for_ids(model, batch->tokens * batch->top_k)) {
         numoe_log_write(&context->log, NUMOE_LOG_WARNING,
@@ -330,7 +333,7 @@ uint64_t numoe_gpu_share_end(struct numoe_schedule *s, uint64_t cpu_ns)
         bring(s);
         return done;
     }
-    say_failure(model->context, &error);
+    say_failure(model, &error);
     for (uint64_t e = 0; e < model->desc.experts; e++)
         run->mask[e] = !run->on_gpu[e];
     s->batch.add = true;

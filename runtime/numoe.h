@@ -117,6 +117,11 @@ struct numoe_options {
     uint64_t gpu_cache_bytes; /**< device memory for experts that stay there; 0: what there is */
     const char *gpu_profile;  /**< file of numoe_gpu_profile: the experts asked for most are copied
                                    first. NULL: none */
+    /** Several GPUs instead of gpu_device, CUDA's numbers, at most 16: each computes a part of
+     * every layer from its own copies, and the parts are summed in this order. One that cannot be
+     * used is reported and left out. A number may be there twice, to divide a device. */
+    const uint32_t *gpu_devices;
+    uint32_t gpu_device_count; /**< 0: gpu_device alone */
 };
 
 #define NUMOE_OPTIONS_INIT                                                                         \

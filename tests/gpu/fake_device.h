@@ -64,6 +64,7 @@ struct fake {
     uint32_t range_count;
     uint64_t memory, taken; /* of the device */
     uint64_t pin_most, pinned;
+    struct fake *pins; /* a device whose pinned memory is this one's too, or NULL */
     uint32_t events;
     struct fake_event *all_events;
     uint64_t steps;   /* things done */
@@ -104,6 +105,9 @@ static inline struct fake_range *fake_find(struct fake *f, const void *address, 
 static inline bool fake_is(struct fake *f, const void *address, uint64_t bytes, bool device)
 {
     const struct fake_range *r = fake_find(f, address, bytes);
+
+    if (!r && f->pins && !device)
+        r = fake_find(f->pins, address, bytes);
     return r && (r->kind == FAKE_DEVICE) == device;
 }
 

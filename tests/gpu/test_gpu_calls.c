@@ -190,6 +190,67 @@ Test(gpu_calls, results_and_counts_are_those_of_the_cpu, .timeout = 60)
         check_results_and_counts();
 }
 
+/* Three devices, shared with the workers or not; then one of them fails, and all goes on. */
+static void check_several(uint64_t from_tokens, int code)
+{
+    struct fake *f = fake_make(7), *more[] = {fake_make(9), fake_make(11)};
+    struct numoe_gpu_properties p = {.name = "Fake", .os_node = NUMOE_NONE};
+    struct numoe *here = context_make(f), *there = context_make(NULL);
+    struct numoe_model *gpu, *cpu = model_make(there);
+    struct numoe_model_info info = {.size = sizeof info};
+
+    here->gpu_from_tokens = from_tokens;
+    for (uint32_t i = 0; i < 2; i++) {
+        p.index = i + 1;
+        more[i]->pins = f;
+        cr_assert_eq(gpu_wrap(&fake_ops, more[i], &p, &here->log, &here->more_gpus[i]), 0);
+        here->more_gpu_count++;
+    }
+    gpu = model_make(here);
+    cr_assert_not_null(numoe_model_gpu(gpu));
+    cr_expect_eq(numoe_gpu_model_parts(numoe_model_gpu(gpu)), 3);
+    for (uint64_t i = 0; i < 24; i++) {
+        struct call a, b;
+
+        call_make(&a, i);
+        call_make(&b, i);
+        if (i == 12) {
+            more[1]->fail_at = more[1]->calls + 20;
+            more[1]->fail_code = code;
+        }
+        cr_assert_eq(numoe_forward(gpu, i % LAYERS, &a.batch, &a.result, NULL), 0);
+        cr_assert_eq(numoe_forward(cpu, i % LAYERS, &b.batch, &b.result, NULL), 0);
+        cr_expect_lt(distance(&a, &b), 5e-3, "call %d: %.2e", (int)i, distance(&a, &b));
+        expect_same_counts(&a.result, &b.result);
+        if (from_tokens)
+            cr_expect(i >= 12 || a.result.gpu_tokens == TOKENS);
+    }
+    numoe_model_info(gpu, &info);
+    if (more[1]->sticky) {
+        cr_expect_str_eq(info.gpu, "");
+        cr_expect(strstr(info.gpu_note, "lost"), "%s", info.gpu_note);
+    } else {
+        cr_expect_str_eq(info.gpu, "3 x Fake");
+    }
+    numoe_model_destroy(gpu);
+    numoe_model_destroy(cpu);
+    cr_expect_eq(f->wrong + more[0]->wrong + more[1]->wrong, 0);
+    cr_expect_eq(f->range_count + more[0]->range_count, 0);
+    numoe_close(here);
+    numoe_close(there);
+    fake_free(f);
+    fake_free(more[0]);
+    fake_free(more[1]);
+}
+
+Test(gpu_calls, several_devices_compute_together, .timeout = 60)
+{
+    check_several(1, 2);
+    check_several(1, 700);
+    check_several(0, 1);
+    check_several(0, 719);
+}
+
 Test(gpu_calls, submit_and_strict_ids)
 {
     struct fake *f = fake_make(3);

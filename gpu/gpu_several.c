@@ -1,0 +1,501 @@
+/* Models on several devices. SPDX-License-Identifier: Apache-2.0 */
+#include "gpu_several.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- a part's source: the whole model's, less what others have -------------------------------- */
+
+static void arena(void *user, uint32_t index, void **address, uint64_t *bytes)
+{
+    const struct gpu_several_part *part = user;
+    const struct numoe_gpu_source *whole = &part->of->source;
+
+    whole->arena(whole->user, part->region[index], address, bytes);
+}
+
+static bool has(const struct gpu_several_part *part, uint64_t layer, uint64_t expert)
+{
+    return part->has[layer * part->of->source.experts + expert] & GPU_SEVERAL_HAS;
+}
+
+static uint64_t place(void *user, uint64_t layer, uint64_t expert, uint32_t index,
+                      const uint8_t **address)
+{
+    const struct gpu_several_part *part = user;
+    const struct numoe_gpu_source *whole = &part->of->source;
+
+    return has(part, layer, expert)
+               ? whole->place(whole->user, layer, expert, part->region[index], address)
+               : 0;
+}
+
+static bool present(void *user, uint64_t layer, uint64_t expert)
+{
+    const struct gpu_several_part *part = user;
+    const struct numoe_gpu_source *whole = &part->of->source;
+
+    return has(part, layer, expert) && whole->present(whole->user, layer, expert);
+}
+
+static const float *bias(void *user, uint64_t layer, uint64_t expert)
+{
+    const struct gpu_several_part *part = user;
+    const struct numoe_gpu_source *whole = &part->of->source;
+
+    return part->has[layer * whole->experts + expert] & GPU_SEVERAL_FIRST
+               ? whole->bias(whole->user, layer, expert)
+               : part->no_bias;
+}
+
+static uint32_t generation(void *user, uint64_t layer)
+{
+    const struct gpu_several_part *part = user;
+    const struct numoe_gpu_source *whole = &part->of->source;
+
+    return whole->generation(whole->user, layer);
+}
+
+static void copy(void *user, void *to, uint64_t to_stride, const void *from, uint64_t from_stride,
+                 uint64_t row_bytes, uint64_t rows)
+{
+    const struct gpu_several_part *part = user;
+    const struct numoe_gpu_source *whole = &part->of->source;
+
+    whole->copy(whole->user, to, to_stride, from, from_stride, row_bytes, rows);
+}
+
+static void sum(void *user, void *to, enum numoe_type type, uint64_t to_stride,
+                const float *const *from, uint32_t count, bool keep, uint64_t columns,
+                uint64_t rows)
+{
+    const struct gpu_several_part *part = user;
+    const struct numoe_gpu_source *whole = &part->of->source;
+
+    whole->sum(whole->user, to, type, to_stride, from, count, keep, columns, rows);
+}
+
+/* Fills what the part has, and the longest row of slices of it. */
+static void take_part(struct gpu_several_part *part, uint32_t *slices)
+{
+    const struct gpu_several *s = part->of;
+    const struct numoe_gpu_source *whole = &s->source;
+
+    *slices = 0;
+    for (uint64_t q = 0; q < whole->layers * whole->experts; q++) {
+        const uint64_t layer = q / whole->experts, e = q % whole->experts;
+        uint64_t before = 0, count = 0;
+
+        if (!gpu_divide_has(&s->division, part->index, layer, e, whole->experts))
+            continue;
+        for (uint32_t r = 0; r < whole->region_count; r++) {
+            const uint8_t *address;
+            const uint64_t here = whole->place(whole->user, layer, e, r, &address);
+            if (s->region_group[r] == s->division.group[part->index])
+                count += here;
+            else if (count == 0)
+                before += here;
+        }
+        if (count)
+            part->has[q] = before ? GPU_SEVERAL_HAS : GPU_SEVERAL_HAS | GPU_SEVERAL_FIRST;
+        *slices = count > *slices ? (uint32_t)count : *slices;
+    }
+}
+
+static int make_part(struct gpu_several *s, uint32_t i, struct numoe_gpu *const *gpus,
+                     const struct numoe_gpu_model_options *options, struct numoe_error *error)
+{
+    struct gpu_several_part *part = &s->parts[i];
+    struct numoe_gpu_source source = s->source;
+    uint32_t sharers = 0;
+
+    part->of = s;
+    part->index = i;
+    part->region = calloc(s->source.region_count, sizeof *part->region);
+    part->has = calloc(s->source.layers * s->source.experts, 1);
+    part->no_bias = calloc(32 * (uint64_t)s->source.shape.hidden_tiles, sizeof *part->no_bias);
+    if (!part->region || !part->has || !part->no_bias)
+        return numoe_error_set(error, -ENOMEM, "model", "out of memory");
+    for (uint32_t r = 0; r < s->source.region_count; r++)
+        if (s->region_group[r] == s->division.group[i])
+            part->region[part->regions++] = r;
+    source.user = part;
+    source.region_count = part->regions;
+    source.arena = arena;
+    source.place = place;
+    source.present = present;
+    source.bias = bias;
+    source.generation = generation;
+    source.copy = s->source.copy ? copy : NULL;
+    source.sum = s->source.sum ? sum : NULL;
+    take_part(part, &source.slices);
+    if (!source.slices)
+        return numoe_error_set(error, -EINVAL, gpus[i]->properties.name,
+                               "there are more devices than %llu experts can be divided among",
+                               (unsigned long long)s->source.experts);
+    for (uint32_t k = i; k < s->count; k++)
+        sharers += gpus[k]->properties.index == gpus[i]->properties.index;
+    return gpu_model_make(gpus[i], &source, options, &s->pinned, sharers, &part->model, error);
+}
+
+/* ---- how fast the links are ------------------------------------------------------------------- */
+
+#define LINK_BYTES ((uint64_t)32 << 20)
+#define LINK_COPIES 4
+
+struct link {
+    struct numoe_gpu *gpu;
+    void *device, *host, *stream, *begin, *end;
+};
+
+static int link_make(struct link *l, struct numoe_error *error)
+{
+    struct numoe_gpu *gpu = l->gpu;
+    const struct gpu_ops *ops = gpu->ops;
+    int rc = gpu_enter(gpu, error);
+
+    if (!rc)
+        rc = gpu_judge(gpu, ops->stream_create(gpu->device, &l->stream), error, "making a stream");
+    if (!rc)
+        rc = gpu_judge(gpu, ops->timer_create(gpu->device, &l->begin), error, "making a timer");
+    if (!rc)
+        rc = gpu_judge(gpu, ops->timer_create(gpu->device, &l->end), error, "making a timer");
+    if (!rc)
+        rc = gpu_judge(gpu, ops->allocate(gpu->device, LINK_BYTES, &l->device), error,
+                       "allocating memory to measure the link");
+    if (!rc)
+        rc = gpu_judge(gpu, ops->host_allocate(gpu->device, LINK_BYTES, &l->host), error,
+                       "allocating pinned memory to measure the link");
+    if (!rc)
+        memset(l->host, 1, LINK_BYTES);
+    return rc;
+}
+
+/* The first copy is not timed. */
+static int link_queue(struct link *l, struct numoe_error *error)
+{
+    struct numoe_gpu *gpu = l->gpu;
+    const struct gpu_ops *ops = gpu->ops;
+    int rc = gpu_enter(gpu, error);
+
+    for (int i = 0; !rc && i <= LINK_COPIES; i++) {
+        rc = gpu_judge(gpu, ops->copy_in(gpu->device, l->stream, l->device, l->host, LINK_BYTES),
+                       error, "measuring the link");
+        if (!rc && i == 0)
+            rc = gpu_judge(gpu, ops->event_record(gpu->device, l->begin, l->stream), error,
+                           "measuring the link");
+    }
+    return rc ? rc
+              : gpu_judge(gpu, ops->event_record(gpu->device, l->end, l->stream), error,
+                          "measuring the link");
+}
+
+static int link_read(struct link *l, double *gbs, struct numoe_error *error)
+{
+    struct numoe_gpu *gpu = l->gpu;
+    double ms = 0;
+    int rc = gpu_enter(gpu, error);
+
+    if (!rc)
+        rc = gpu_judge(gpu, gpu->ops->stream_sync(gpu->device, l->stream), error,
+                       "measuring the link");
+    if (!rc)
+        rc = gpu_judge(gpu, gpu->ops->elapsed(gpu->device, l->begin, l->end, &ms), error,
+                       "measuring the link");
+    *gbs = ms > 0 ? (double)LINK_BYTES * LINK_COPIES / ms / 1e6 : 0;
+    return rc;
+}
+
+static void link_free(struct link *l)
+{
+    struct numoe_gpu *gpu = l->gpu;
+    const struct gpu_ops *ops = gpu->ops;
+
+    gpu_enter(gpu, NULL);
+    if (l->stream) {
+        gpu_judge(gpu, ops->stream_sync(gpu->device, l->stream), NULL, "measuring the link");
+        gpu_judge(gpu, ops->stream_destroy(gpu->device, l->stream), NULL, "freeing a stream");
+    }
+    if (l->begin)
+        gpu_judge(gpu, ops->event_destroy(gpu->device, l->begin), NULL, "freeing a timer");
+    if (l->end)
+        gpu_judge(gpu, ops->event_destroy(gpu->device, l->end), NULL, "freeing a timer");
+    if (l->device)
+        gpu_judge(gpu, ops->release(gpu->device, l->device), NULL, "freeing memory");
+    if (l->host)
+        gpu_judge(gpu, ops->host_release(gpu->device, l->host), NULL, "freeing memory");
+}
+
+/* All links at once, as they will be used. */
+static int measure_links(struct gpu_several *s, struct numoe_gpu *const *gpus,
+                         struct numoe_error *error)
+{
+    struct link links[NUMOE_GPU_MOST] = {{0}};
+    int rc = 0;
+
+    for (uint32_t i = 0; i < s->count; i++)
+        links[i].gpu = gpus[i];
+    for (uint32_t i = 0; !rc && i < s->count; i++)
+        rc = link_make(&links[i], error);
+    for (uint32_t i = 0; !rc && i < s->count; i++)
+        rc = link_queue(&links[i], error);
+    for (uint32_t i = 0; !rc && i < s->count; i++)
+        rc = link_read(&links[i], &s->link_gbs[i], error);
+    for (uint32_t i = 0; i < s->count; i++)
+        link_free(&links[i]);
+    return rc;
+}
+
+/* In eighths of the fastest: small differences of a measurement are none of the division. */
+static void weigh(const struct gpu_several *s, uint32_t *weight)
+{
+    double fastest = 0;
+
+    for (uint32_t i = 0; i < s->count; i++)
+        fastest = s->link_gbs[i] > fastest ? s->link_gbs[i] : fastest;
+    for (uint32_t i = 0; i < s->count; i++) {
+        weight[i] = fastest > 0 ? (uint32_t)(8 * s->link_gbs[i] / fastest + 0.5) : 1;
+        weight[i] = weight[i] ? weight[i] : 1;
+    }
+}
+
+/* ---- making ----------------------------------------------------------------------------------- */
+
+static int divide(struct gpu_several *s, struct numoe_gpu *const *gpus, const uint32_t *weight)
+{
+    const struct numoe_gpu_source *source = &s->source;
+    const uint32_t regions = source->region_count;
+    uint32_t *distance = calloc((uint64_t)regions * s->count, sizeof *distance);
+    uint64_t *bytes = calloc(regions, sizeof *bytes);
+
+    s->region_group = calloc(regions, sizeof *s->region_group);
+    if (!distance || !bytes || !s->region_group) {
+        free(distance);
+        free(bytes);
+        return -ENOMEM;
+    }
+    for (uint32_t r = 0; r < regions; r++) {
+        void *address;
+        source->arena(source->user, r, &address, &bytes[r]);
+        for (uint32_t i = 0; i < s->count; i++)
+            if (source->distance && gpus[i]->properties.locality_known)
+                distance[i * regions + r] =
+                    source->distance(source->user, r, gpus[i]->properties.os_node);
+    }
+    gpu_divide(s->count, weight, regions, bytes, distance, &s->division, s->region_group);
+    free(distance);
+    free(bytes);
+    return 0;
+}
+
+static void say_division(const struct gpu_several *s, struct numoe_gpu *const *gpus)
+{
+    const struct gpu_division *v = &s->division;
+
+    for (uint32_t i = 0; i < s->count; i++)
+        numoe_log_write(&gpus[i]->log, NUMOE_LOG_INFO,
+                        "GPU %u (%s) has slices of %u of %u nodes, of %u in %u experts; its link "
+                        "carries %.1f GB/s while all copy",
+                        gpus[i]->properties.index, gpus[i]->properties.bus, s->parts[i].regions,
+                        s->source.region_count, v->end[i] - v->begin[i], v->weight[v->group[i]],
+                        s->link_gbs[i]);
+}
+
+void gpu_several_free(struct gpu_several *s)
+{
+    gpu_several_cancel(s);
+    for (uint32_t i = 0; i < s->count; i++) {
+        numoe_gpu_model_destroy(s->parts[i].model);
+        free(s->parts[i].region);
+        free(s->parts[i].has);
+        free(s->parts[i].no_bias);
+    }
+    if (s->pinned.gpu) {
+        gpu_enter(s->pinned.gpu, NULL);
+        gpu_pinned_fini(&s->pinned);
+    }
+    free(s->region_group);
+    free(s);
+}
+
+int numoe_gpu_model_create_over(struct numoe_gpu *const *gpus, uint32_t count,
+                                const struct numoe_gpu_source *source,
+                                const struct numoe_gpu_model_options *options,
+                                struct numoe_gpu_model **out, struct numoe_error *error)
+{
+    const struct numoe_gpu_model_options defaults = {0}, *o = options ? options : &defaults;
+    uint32_t weight[NUMOE_GPU_MOST];
+    struct numoe_gpu_model *m;
+    struct gpu_several *s;
+    int rc = 0;
+
+    if (count < 1 || count > NUMOE_GPU_MOST)
+        return numoe_error_set(error, -EINVAL, "GPUs", "%u are not 1 to %d", count,
+                               (int)NUMOE_GPU_MOST);
+    if (count == 1)
+        return numoe_gpu_model_create(gpus[0], source, options, out, error);
+    m = calloc(1, sizeof *m);
+    s = calloc(1, sizeof *s);
+    if (!m || !s) {
+        free(m);
+        free(s);
+        return numoe_error_set(error, -ENOMEM, "model", "out of memory");
+    }
+    m->several = s;
+    m->gpu = gpus[0];
+    s->source = *source;
+    s->count = count;
+    if (o->shares)
+        memcpy(weight, o->shares, count * sizeof *weight);
+    else
+        rc = measure_links(s, gpus, error);
+    if (!rc && !o->shares)
+        weigh(s, weight);
+    for (uint32_t i = 0; !rc && i < count; i++)
+        if (weight[i] < 1 || weight[i] > 64)
+            rc = numoe_error_set(error, -EINVAL, "shares", "%u is not 1 to 64", weight[i]);
+    if (!rc) {
+        rc = divide(s, gpus, weight);
+        if (rc)
+            numoe_error_set(error, rc, "model", "out of memory");
+    }
+    if (!rc)
+        rc = gpu_enter(gpus[0], error);
+    if (!rc) {
+        s->pinned.gpu = gpus[0];
+        rc = gpu_model_pin(&s->pinned, source, o, error);
+    }
+    for (uint32_t i = 0; !rc && i < count; i++)
+        rc = make_part(s, i, gpus, o, error);
+    if (rc) {
+        gpu_several_free(s);
+        free(m);
+        return rc;
+    }
+    say_division(s, gpus);
+    *out = m;
+    return 0;
+}
+
+/* ---- calls ------------------------------------------------------------------------------------ */
+
+/* A part of a call: fp32 outputs, to be summed by the host. */
+static struct numoe_gpu_call part_of(const struct numoe_gpu_call *call)
+{
+    struct numoe_gpu_call part = *call;
+
+    part.join = true;
+    part.add = false;
+    return part;
+}
+
+void gpu_several_cancel(struct gpu_several *s)
+{
+    for (uint32_t i = 0; i < s->count; i++)
+        if (s->parts[i].model)
+            numoe_gpu_cancel(s->parts[i].model);
+}
+
+int gpu_several_start(struct gpu_several *s, uint64_t layer, const struct numoe_gpu_call *call,
+                      uint64_t first, uint64_t *tokens, struct numoe_error *error)
+{
+    const struct numoe_gpu_call part = part_of(call);
+    uint64_t most = call->tokens - first;
+    uint32_t agreed = 0;
+    int rc = 0;
+
+    if (call->join && call->add)
+        return numoe_error_set(error, -EINVAL, "add", "is for who writes out");
+    /* all take as many tokens as the one that has the least room */
+    for (uint32_t i = 0; !rc && agreed < s->count; i = (i + 1) % s->count) {
+        struct numoe_gpu_model *m = s->parts[i].model;
+
+        rc = gpu_pass_plan(m, layer, &part, first, most, error);
+        if (rc)
+            break;
+        agreed = m->pass.tokens == most ? agreed + 1 : 1;
+        most = m->pass.tokens;
+    }
+    for (uint32_t i = 0; !rc && i < s->count; i++)
+        rc = gpu_pass_queue(s->parts[i].model, &part, error);
+    if (rc) {
+        gpu_several_cancel(s);
+        return rc;
+    }
+    *tokens = most;
+    return 0;
+}
+
+int gpu_several_finish(struct gpu_several *s, const struct numoe_gpu_call *call, uint64_t *done,
+                       struct numoe_error *error)
+{
+    const struct numoe_gpu_call part = part_of(call);
+    struct numoe_gpu_model *lead = s->parts[0].model;
+    const uint8_t *rows[NUMOE_GPU_MOST];
+    uint64_t at = 0, count = 0;
+    int rc = 0;
+
+    *done = 0;
+    if (!lead->running)
+        return numoe_error_set(error, -EINVAL, "call", "none was started");
+    do {
+        for (uint32_t i = 0; !rc && i < s->count; i++)
+            rc = gpu_pass_await(s->parts[i].model, at, &count, &rows[i], error);
+        if (rc)
+            break;
+        gpu_take_outputs(lead, call, at, count, rows, s->count);
+        *done = at += count;
+        for (uint32_t i = 0; !rc && i < s->count; i++)
+            rc = gpu_pass_more(s->parts[i].model, &part, error);
+    } while (!rc && at < lead->pass.tokens);
+    for (uint32_t i = 0; i < s->count; i++)
+        gpu_pass_end(s->parts[i].model, at, rc);
+    return rc;
+}
+
+/* ---- what is told ----------------------------------------------------------------------------- */
+
+void gpu_several_held(const struct gpu_several *s, uint64_t layer, uint8_t *held)
+{
+    const uint64_t experts = s->source.experts;
+
+    memset(held, 1, experts);
+    for (uint32_t i = 0; i < s->count; i++) {
+        const struct gpu_several_part *part = &s->parts[i];
+        for (uint64_t e = 0; e < experts; e++)
+            if (has(part, layer, e) && !gpu_stream_has(&part->model->stream, layer, (uint32_t)e))
+                held[e] = 0;
+    }
+    for (uint64_t e = 0; e < experts; e++) {
+        bool any = false;
+        for (uint32_t i = 0; !any && i < s->count; i++)
+            any = has(&s->parts[i], layer, e);
+        held[e] = held[e] && any;
+    }
+}
+
+void gpu_several_report(const struct gpu_several *s, struct numoe_gpu_report *report)
+{
+    struct numoe_gpu_report part;
+
+    numoe_gpu_model_report(s->parts[0].model, report);
+    for (uint32_t i = 1; i < s->count; i++) {
+        numoe_gpu_model_report(s->parts[i].model, &part);
+        report->resident = report->resident && part.resident;
+        report->expert_bytes = part.expert_bytes > report->expert_bytes ? part.expert_bytes
+                                                                        : report->expert_bytes;
+        report->device_bytes += part.device_bytes;
+        report->cells += part.cells;
+        report->experts += part.experts;
+        report->window_bytes += part.window_bytes;
+        report->ring_bytes += part.ring_bytes;
+        report->ring_checked += part.ring_checked;
+        report->ring_placed += part.ring_placed;
+        report->copied_bytes += part.copied_bytes;
+        report->copied_experts += part.copied_experts;
+        report->found += part.found;
+        report->pieces += part.pieces;
+        report->batches += part.batches;
+    }
+}

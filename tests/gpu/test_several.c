@@ -1,0 +1,428 @@
+/*
+ * A model on several fake devices, each with delays of its own: the division, results, the same
+ * bits again, and a failure at every step of one device while the others work.
+ */
+#include "small_model.h"
+
+#include "gpu_divide.h"
+#include "gpu_several.h"
+
+enum { MOST = 4 };
+
+/* ---- the division ----------------------------------------------------------------------------- */
+
+static void divide(uint32_t devices, const uint32_t *weight, uint32_t regions,
+                   const uint64_t *bytes, const uint32_t *distance, struct gpu_division *v,
+                   uint32_t *group)
+{
+    gpu_divide(devices, weight, regions, bytes, distance, v, group);
+    cr_assert_geq(v->groups, 1);
+    for (uint32_t r = 0; r < regions; r++)
+        cr_assert_lt(group[r], v->groups);
+}
+
+Test(gpu_divide, regions_go_to_the_nearest_devices)
+{
+    const uint32_t weight[] = {8, 8, 8, 8};
+    const uint64_t bytes[] = {100, 101, 99, 100};
+    /* two sockets of two nodes, two devices on each */
+    const uint32_t near[] = {10, 12, 32, 32, 12, 10, 32, 32, 32, 32, 10, 12, 32, 32, 12, 10};
+    const uint32_t sockets[] = {10, 10, 32, 32, 10, 10, 32, 32, 32, 32, 10, 10, 32, 32, 10, 10};
+    struct gpu_division v;
+    uint32_t group[4];
+
+    divide(4, weight, 4, bytes, near, &v, group);
+    cr_expect_eq(v.groups, 4);
+    for (uint32_t i = 0; i < 4; i++)
+        cr_expect(group[i] == i && v.group[i] == i && v.begin[i] == 0 && v.end[i] == v.weight[i]);
+    divide(4, weight, 4, bytes, sockets, &v, group);
+    cr_expect_eq(v.groups, 2);
+    for (uint32_t i = 0; i < 4; i++)
+        cr_expect(group[i] == i / 2 && v.group[i] == i / 2 && v.begin[i] == i % 2 * 8 &&
+                  v.end[i] == (i % 2 + 1) * 8 && v.weight[i / 2] == 16);
+}
+
+Test(gpu_divide, experts_where_regions_would_be_uneven_or_nothing_is_known)
+{
+    const uint32_t even[] = {1, 1}, uneven[] = {8, 4};
+    const uint64_t bytes[] = {100, 100}, one_sided[] = {150, 50}, empty[] = {200, 0};
+    const uint32_t near[] = {10, 21, 21, 10}, same[] = {10, 21, 10, 21}, unknown[] = {10, 21, 0, 0};
+    const struct {
+        const uint32_t *weight, *distance;
+        const uint64_t *bytes;
+        uint32_t groups;
+    } cases[] = {
+        {even, near, bytes, 2},   {uneven, near, bytes, 1}, {even, near, one_sided, 1},
+        {even, near, empty, 1},   {even, same, bytes, 1},   {even, unknown, bytes, 1},
+        {uneven, same, bytes, 1},
+    };
+    struct gpu_division v;
+    uint32_t group[2];
+
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        divide(2, cases[i].weight, 2, cases[i].bytes, cases[i].distance, &v, group);
+        cr_expect_eq(v.groups, cases[i].groups, "case %zu: %u groups", i, v.groups);
+    }
+    cr_expect(v.weight[0] == 12 && v.end[0] == 8 && v.begin[1] == 8 && v.end[1] == 12);
+}
+
+Test(gpu_divide, every_expert_has_one_device_and_devices_their_due)
+{
+    for (uint32_t devices = 1; devices <= NUMOE_GPU_MOST; devices++)
+        for (uint64_t experts = 1; experts <= 260; experts += 37) {
+            uint32_t weight[NUMOE_GPU_MOST], distance[NUMOE_GPU_MOST] = {0}, group, total = 0;
+            uint64_t had[NUMOE_GPU_MOST] = {0};
+            const uint64_t bytes = 1;
+            struct gpu_division v;
+
+            for (uint32_t i = 0; i < devices; i++)
+                total += weight[i] = 1 + (i * 5 + devices) % 8;
+            divide(devices, weight, 1, &bytes, distance, &v, &group);
+            for (uint64_t layer = 0; layer < total; layer++)
+                for (uint64_t e = 0; e < experts; e++) {
+                    uint32_t owners = 0;
+                    for (uint32_t i = 0; i < devices; i++)
+                        if (gpu_divide_has(&v, i, layer, e, experts)) {
+                            owners++;
+                            had[i]++;
+                        }
+                    cr_assert_eq(owners, 1, "layer %d, expert %d", (int)layer, (int)e);
+                }
+            /* over so many layers to within one a layer at either end */
+            for (uint32_t i = 0; i < devices; i++)
+                cr_expect_leq(fabs((double)had[i] - (double)(experts * weight[i])), total,
+                              "%u of %u: %d", i, devices, (int)had[i]);
+        }
+}
+
+/* ---- models ----------------------------------------------------------------------------------- */
+
+/* Which nodes devices are on. */
+enum layout { UNKNOWN, NEAR };
+
+static uint32_t distance(void *user, uint32_t index, uint32_t os_node)
+{
+    (void)user;
+    return index == os_node ? 10 : 21;
+}
+
+struct set {
+    struct fake *fake[MOST];
+    struct numoe_gpu *gpu[MOST];
+    uint32_t count;
+};
+
+static void set_make(struct set *set, uint32_t count, enum layout layout, uint64_t seed)
+{
+    *set = (struct set){.count = count};
+    for (uint32_t i = 0; i < count; i++) {
+        struct numoe_gpu_properties p = {.name = "Fake",
+                                         .index = i,
+                                         .locality_known = layout == NEAR,
+                                         .os_node = layout == NEAR ? i % NODES : NUMOE_NONE};
+        set->fake[i] = fake_make(seed * 31 + i * 7);
+        set->fake[i]->pins = i ? set->fake[0] : NULL;
+        cr_assert_eq(gpu_wrap(&fake_ops, set->fake[i], &p, NULL, &set->gpu[i]), 0);
+    }
+}
+
+static void set_free(struct set *set)
+{
+    for (uint32_t i = 0; i < set->count; i++) {
+        cr_expect_eq(set->fake[i]->wrong, 0, "device %u: %s", i, set->fake[i]->text);
+        if (!set->fake[i]->sticky)
+            expect_clean(set->fake[i]);
+        numoe_gpu_close(set->gpu[i]);
+        fake_free(set->fake[i]);
+    }
+}
+
+static const uint32_t shares[MOST] = {1, 1, 1, 1};
+
+static struct numoe_gpu_model_options options_of(const struct model *m, uint64_t seed)
+{
+    return (struct numoe_gpu_model_options){.stream = seed % 3 == 0,
+                                            .cache_bytes = (seed % 5) * SLICES * m->shape.bytes + 1,
+                                            .window_bytes = 5 * SLICES * m->shape.bytes,
+                                            .piece_bytes = 1,
+                                            .chunk_bytes = 4096,
+                                            .ring_bytes = 32768,
+                                            .keep_free_bytes = 1 << 20,
+                                            .no_pinning = seed % 4 == 1,
+                                            .shares = shares};
+}
+
+static struct numoe_gpu_source source_near(struct model *m)
+{
+    struct numoe_gpu_source source = source_of(m);
+    source.distance = distance;
+    return source;
+}
+
+/* Calls of a seed; the bits of all outputs to outs. */
+static void run(struct model *m, uint32_t count, enum layout layout, uint64_t seed, uint64_t delays,
+                float *outs)
+{
+    const struct numoe_gpu_source source = source_near(m);
+    const struct numoe_gpu_model_options options = options_of(m, seed);
+    struct numoe_gpu_report report;
+    struct numoe_gpu_model *model;
+    uint64_t layer = 0;
+    struct set set;
+
+    set_make(&set, count, layout, delays);
+    cr_assert_eq(numoe_gpu_model_create_over(set.gpu, count, &source, &options, &model, NULL), 0);
+    cr_expect_eq(numoe_gpu_model_parts(model), count);
+    random_state = seed;
+    for (int i = 0; i < 12; i++, layer = random_u64() % 4 ? (layer + 1) % LAYERS : 0) {
+        struct batch b;
+        uint8_t held[EXPERTS];
+        uint64_t done;
+
+        batch_make(&b);
+        if (random_u64() % 3 == 0)
+            numoe_gpu_prefetch(model, layer, random_u64() % 2 ? NULL : &b.ids[0][0], TOP_K, NULL);
+        if (random_u64() % 3 == 0)
+            cr_assert_eq(numoe_gpu_bring(model, layer, 2, NULL), 0);
+        numoe_gpu_held(model, layer, held);
+        for (int e = 0; e < EXPERTS; e++)
+            cr_expect_leq(held[e], layer != ABSENT_LAYER || e != ABSENT_EXPERT);
+        cr_assert_eq(numoe_gpu_forward(model, layer, &b.call, &done, NULL), 0);
+        cr_assert(batch_right(m, layer, &b, done), "%u devices, seed %d, call %d", count,
+                  (int)seed, i);
+        cr_expect_eq(done, b.call.tokens);
+        cr_expect_geq(numoe_gpu_took_ms(model), 0);
+        memcpy(outs + i * TOKENS_MOST * (HIDDEN + GAP), b.out, sizeof b.out);
+    }
+    numoe_gpu_model_report(model, &report);
+    cr_expect_gt(report.copied_bytes, 0);
+    for (uint32_t i = 0; i < count; i++) {
+        struct numoe_gpu_report part;
+        numoe_gpu_model_report(numoe_gpu_model_part(model, i), &part);
+        cr_expect_gt(part.copied_bytes, 0, "device %u has had nothing to do", i);
+        cr_expect_leq(part.copied_bytes, report.copied_bytes);
+    }
+    numoe_gpu_model_destroy(model);
+    set_free(&set);
+}
+
+Test(gpu_several, results_are_right_and_the_same_bits_under_any_delay, .timeout = 120)
+{
+    enum { FLOATS = 12 * TOKENS_MOST * (HIDDEN + GAP) };
+    float *first = calloc(FLOATS, sizeof *first), *again = calloc(FLOATS, sizeof *again);
+
+    for (uint32_t count = 1; count <= MOST; count++)
+        for (int layout = UNKNOWN; layout <= NEAR; layout++)
+            for (uint64_t seed = 1; seed <= 10; seed++) {
+                struct model *m = model_make(LAYERS, seed % 2);
+                run(m, count, (enum layout)layout, seed, seed, first);
+                run(m, count, (enum layout)layout, seed, seed + 100, again);
+                /* staging is as free as delays leave it, and with it what has arrived */
+                if (!options_of(m, seed).no_pinning)
+                    cr_expect(same_bits(first, again, FLOATS * sizeof *first),
+                              "%u devices, seed %d", count, (int)seed);
+                model_free(m);
+            }
+    free(first);
+    free(again);
+}
+
+Test(gpu_several, near_devices_have_slices_and_far_ones_experts)
+{
+    struct model *m = model_make(LAYERS, true);
+    const struct numoe_gpu_source source = source_near(m);
+    const struct numoe_gpu_model_options options = {.shares = shares, .keep_free_bytes = 1 << 20};
+
+    for (int layout = UNKNOWN; layout <= NEAR; layout++)
+        for (uint32_t count = 2; count <= MOST; count += 2) {
+            struct numoe_gpu_model *model;
+            struct set set;
+
+            set_make(&set, count, (enum layout)layout, 3);
+            cr_assert_eq(
+                numoe_gpu_model_create_over(set.gpu, count, &source, &options, &model, NULL), 0);
+            cr_expect_eq(model->several->division.groups, layout == NEAR ? NODES : 1);
+            for (uint32_t i = 0; i < count; i++) {
+                const struct numoe_gpu_model *part = numoe_gpu_model_part(model, i);
+                cr_expect_eq(part->source.region_count, layout == NEAR ? 1 : NODES);
+            }
+            numoe_gpu_model_destroy(model);
+            set_free(&set);
+        }
+    model_free(m);
+}
+
+Test(gpu_several, shares_follow_the_links)
+{
+    struct model *m = model_make(LAYERS, false);
+    const struct numoe_gpu_source source = source_of(m);
+    const struct numoe_gpu_model_options options = {.keep_free_bytes = 1 << 20};
+    struct numoe_error error = NUMOE_ERROR_INIT;
+    struct numoe_gpu_model *model = NULL;
+    uint32_t uneven[] = {3, 1}, wrong[] = {1, 0};
+    struct set set;
+    int rc;
+
+    set_make(&set, 2, UNKNOWN, 4);
+    set.fake[0]->memory = set.fake[1]->memory = 256 << 20;
+    rc = numoe_gpu_model_create_over(set.gpu, 2, &source, &options, &model, &error);
+    /* of a device whose steps are its clock anything may be measured */
+    cr_assert(rc == 0 || rc == -EINVAL, "%d: %s", rc, error.message);
+    if (!rc) {
+        cr_expect_gt(model->several->link_gbs[0], 0);
+        cr_expect_gt(model->several->link_gbs[1], 0);
+        numoe_gpu_model_destroy(model);
+    }
+    for (int i = 0; i < 2; i++) {
+        struct numoe_gpu_model_options given = options;
+        given.shares = i ? wrong : uneven;
+        rc = numoe_gpu_model_create_over(set.gpu, 2, &source, &given, &model, &error);
+        cr_assert_eq(rc, i ? -EINVAL : 0);
+        if (rc)
+            continue;
+        cr_expect_eq(numoe_gpu_model_part(model, 0)->experts, 15);
+        cr_expect_eq(numoe_gpu_model_part(model, 1)->experts, 5);
+        numoe_gpu_model_destroy(model);
+    }
+    set_free(&set);
+    model_free(m);
+}
+
+/* Code at every step of one device. */
+static void fail_everywhere(uint32_t count, uint32_t victim, enum layout layout, int code)
+{
+    struct model *m = model_make(3, true);
+    const struct numoe_gpu_source source = source_near(m);
+    uint64_t at, reached;
+
+    for (at = 0;; at += 1 + at / 60) {
+        const struct numoe_gpu_model_options options = options_of(m, at);
+        struct numoe_error error = NUMOE_ERROR_INIT;
+        struct numoe_gpu_model *model = NULL;
+        struct fake *f;
+        struct set set;
+        uint32_t failures = 0;
+        int rc;
+
+        set_make(&set, count, layout, at);
+        f = set.fake[victim];
+        f->fail_at = at;
+        f->fail_code = code;
+        rc = numoe_gpu_model_create_over(set.gpu, count, &source, &options, &model, &error);
+        if (rc) {
+            cr_expect_null(model);
+            cr_expect(error.message[0]);
+        }
+        for (int i = 0; !rc && i < 6; i++) {
+            const uint64_t layer = (uint64_t)i % 3;
+            struct batch b;
+            uint64_t done;
+            int again;
+
+            batch_make(&b);
+            again = numoe_gpu_forward(model, layer, &b.call, &done, &error);
+            cr_assert(batch_right(m, layer, &b, done), "code %d at %d of device %u, call %d", code,
+                      (int)at, victim, i);
+            failures += again != 0;
+            cr_assert(again || done == b.call.tokens);
+            if (again)
+                cr_expect_eq(again, gpu_errno_of(code), "%d at %d", again, (int)at);
+            cr_expect(failures <= 1 || f->sticky, "two calls failed");
+        }
+        if (model)
+            cr_expect_eq(numoe_gpu_model_health(model, NULL), f->sticky ? -EIO : 0);
+        f->fail_at = UINT64_MAX;
+        numoe_gpu_model_destroy(model);
+        reached = f->calls;
+        set_free(&set);
+        if (at > reached)
+            break;
+    }
+    cr_expect_gt(at, 100, "only %d steps", (int)at);
+    model_free(m);
+}
+
+Test(gpu_several, one_of_two_fails_at_every_step, .timeout = 240)
+{
+    for (uint32_t victim = 0; victim < 2; victim++)
+        for (int layout = UNKNOWN; layout <= NEAR; layout++) {
+            fail_everywhere(2, victim, (enum layout)layout, 2);
+            fail_everywhere(2, victim, (enum layout)layout, 700);
+        }
+}
+
+Test(gpu_several, one_of_three_fails_at_every_step, .timeout = 240)
+{
+    for (uint32_t victim = 0; victim < 3; victim++)
+        fail_everywhere(3, victim, UNKNOWN, victim % 2 ? 719 : 1);
+}
+
+Test(gpu_several, one_of_four_fails_at_every_step, .timeout = 240)
+{
+    for (uint32_t victim = 0; victim < 4; victim++)
+        fail_everywhere(4, victim, NEAR, victim % 2 ? 2 : 700);
+}
+
+/* Passes are as long as the device with the least room can have them. */
+Test(gpu_several, devices_agree_on_the_tokens_of_a_pass)
+{
+    enum { MANY = 300 };
+    struct model *m = model_make(1, false);
+    const struct numoe_gpu_source source = source_of(m);
+    const struct numoe_gpu_model_options options = {.shares = shares, .keep_free_bytes = 4 << 20};
+    static float x[MANY][HIDDEN], out[MANY][HIDDEN], routing[MANY][TOP_K];
+    static int32_t ids[MANY][TOP_K];
+    struct numoe_gpu_model *model;
+    struct numoe_gpu_call call;
+    uint64_t tokens, done;
+    struct set set;
+
+    set_make(&set, 3, UNKNOWN, 2);
+    cr_assert_eq(numoe_gpu_model_create_over(set.gpu, 3, &source, &options, &model, NULL), 0);
+    numoe_gpu_model_part(model, 1)->keep_free_bytes = 100000;
+    for (int t = 0; t < MANY; t++)
+        for (int j = 0; j < TOP_K; j++)
+            ids[t][j] = (t + j) % EXPERTS;
+    call = (struct numoe_gpu_call){.tokens = MANY,
+                                   .top_k = TOP_K,
+                                   .x = x,
+                                   .x_type = NUMOE_F32,
+                                   .x_stride = HIDDEN,
+                                   .ids = &ids[0][0],
+                                   .routing = &routing[0][0],
+                                   .out = out,
+                                   .out_type = NUMOE_F32,
+                                   .out_stride = HIDDEN,
+                                   .scale = 1};
+    cr_assert_eq(numoe_gpu_start(model, 0, &call, 0, &tokens, NULL), 0);
+    cr_expect(tokens > 0 && tokens < MANY, "%d", (int)tokens);
+    for (uint32_t i = 0; i < 3; i++)
+        cr_expect_eq(numoe_gpu_model_part(model, i)->pass.tokens, tokens);
+    cr_assert_eq(numoe_gpu_finish(model, &call, &done, NULL), 0);
+    cr_expect_eq(done, tokens);
+    cr_assert_eq(numoe_gpu_start(model, 0, &call, tokens, &tokens, NULL), 0);
+    numoe_gpu_cancel(model);
+    cr_expect_eq(numoe_gpu_finish(model, &call, &done, NULL), -EINVAL);
+    cr_assert_eq(numoe_gpu_start(model, 0, &call, 0, &tokens, NULL), 0);
+    numoe_gpu_model_destroy(model); /* in mid-flight */
+    set_free(&set);
+    model_free(m);
+}
+
+Test(gpu_several, bf16_outputs_are_rounded_once)
+{
+    static const float parts[3][4] = {
+        {1.0f, 1.0f, 0x1p-9f, -2.5f}, {0x1p-9f, 0x1p-9f, 1.0f, 1.5f}, {0x1p-9f, 0, 0x1p-9f, 1.0f}};
+    const float *const from[] = {parts[0], parts[1], parts[2]};
+    uint16_t to[4] = {0, 0x3F80, 0, 0x8000};
+
+    /* one after another 1 + 2^-9 + 2^-9 would stay 1 */
+    numoe_gpu_sum_rows(to, NUMOE_BF16, 4, from, 3, false, 4, 1);
+    cr_expect_eq(to[0], fake_to_bf16(1 + 0x1p-8f));
+    cr_expect_eq(to[1], 0x3F80);
+    cr_expect_eq(to[2], fake_to_bf16(1 + 0x1p-8f));
+    cr_expect_eq(to[3] & 0x7FFF, 0);
+    to[1] = 0x3F80;
+    numoe_gpu_sum_rows(to, NUMOE_BF16, 4, from, 2, true, 4, 1);
+    cr_expect_eq(to[1], fake_to_bf16(2 + 0x1p-9f));
+}
