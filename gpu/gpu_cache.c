@@ -60,7 +60,9 @@ int gpu_cache_init(struct gpu_cache *c, uint64_t layers, uint32_t experts, uint3
     c->free = calloc((size_t)cells + 1, sizeof *c->free);
     c->held = calloc(layers, sizeof *c->held);
     c->limit = calloc(layers, sizeof *c->limit);
-    if (!c->cell_of || !c->settled || !c->heat || !c->weight || !c->free || !c->held || !c->limit) {
+    c->frozen = calloc(layers, sizeof *c->frozen);
+    if (!c->cell_of || !c->settled || !c->heat || !c->weight || !c->free || !c->held || !c->limit ||
+        !c->frozen) {
         gpu_cache_fini(c);
         return -ENOMEM;
     }
@@ -80,6 +82,7 @@ void gpu_cache_fini(struct gpu_cache *c)
     free(c->free);
     free(c->held);
     free(c->limit);
+    free(c->frozen);
     *c = (struct gpu_cache){0};
 }
 
@@ -133,7 +136,7 @@ uint32_t gpu_cache_admit(struct gpu_cache *c, uint64_t layer, uint32_t expert, c
     const uint64_t at = gpu_cache_at(c, layer, expert);
 
     *displaced = GPU_NO_CELL;
-    if (c->limit[layer] == 0)
+    if (c->limit[layer] == 0 || c->frozen[layer])
         return GPU_NO_CELL;
     if (c->held[layer] >= c->limit[layer] || c->free_count == 0) {
         const uint32_t victim = coldest(c, layer, busy);
@@ -180,7 +183,7 @@ uint32_t gpu_cache_worth(const struct gpu_cache *c, uint64_t layer)
     const uint64_t first = layer * c->experts;
     uint32_t best = GPU_NO_CELL, cold = GPU_NO_CELL;
 
-    for (uint32_t e = 0; e < c->experts; e++)
+    for (uint32_t e = 0; e < c->experts && !c->frozen[layer]; e++)
         if (c->cell_of[first + e] == GPU_NO_CELL && c->heat[first + e] > 0 &&
             (best == GPU_NO_CELL || c->heat[first + e] > c->heat[first + best]))
             best = e;

@@ -31,6 +31,7 @@ struct gpu_cache {
     uint32_t *free;    /* [cells] a stack */
     uint32_t free_count;
     uint32_t *held, *limit;       /* [layers] cells taken, and how many at most */
+    bool *frozen;                 /* [layers] cells are neither given nor taken away */
     uint64_t admitted, displaced; /* so far */
 };
 

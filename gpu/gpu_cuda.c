@@ -88,6 +88,16 @@ static int stream_sync(void *device, void *stream)
     return (int)cudaStreamSynchronize(stream);
 }
 
+static int stream_captures(void *device, void *stream, bool *yes)
+{
+    enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    const cudaError_t e = cudaStreamIsCapturing(stream, &status);
+
+    (void)device;
+    *yes = status != cudaStreamCaptureStatusNone;
+    return (int)e;
+}
+
 static int stream_wait(void *device, void *stream, void *event)
 {
     (void)device;
@@ -242,6 +252,7 @@ const struct gpu_ops *gpu_backend_ops(void)
         .stream_create = stream_create,
         .stream_destroy = stream_destroy,
         .stream_sync = stream_sync,
+        .stream_captures = stream_captures,
         .stream_wait = stream_wait,
         .event_create = event_create,
         .event_destroy = event_destroy,

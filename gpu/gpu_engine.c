@@ -10,10 +10,22 @@
 
 #include "gpu_several.h"
 
+/* need: how often the ids name each expert; without ids 1 for all. */
+static void count_need(struct numoe_gpu_model *m, const int32_t *ids, uint64_t count)
+{
+    const uint64_t experts = m->source.experts;
+
+    memset(m->need, 0, experts * sizeof *m->need);
+    for (uint64_t i = 0; ids && i < count; i++)
+        if (ids[i] >= 0 && (uint64_t)ids[i] < experts)
+            m->need[ids[i]]++;
+    for (uint64_t e = 0; !ids && e < experts; e++)
+        m->need[e] = 1;
+}
+
 int numoe_gpu_pieces_begin(struct numoe_gpu_model *m, uint64_t layer, const int32_t *ids,
                            uint64_t tokens, uint64_t top_k, struct numoe_error *error)
 {
-    const uint64_t experts = m->source.experts;
     int rc = gpu_enter(m->gpu, error);
 
     if (rc)
@@ -31,23 +43,32 @@ int numoe_gpu_pieces_begin(struct numoe_gpu_model *m, uint64_t layer, const int3
         return numoe_error_set(error, -ENOTSUP, "staging",
                                "host memory is not all pinned: its copies would be waited for");
     gpu_model_warm(m);
-    memset(m->need, 0, experts * sizeof *m->need);
-    for (uint64_t i = 0; ids && i < tokens * top_k; i++)
-        if (ids[i] >= 0 && (uint64_t)ids[i] < experts)
-            m->need[ids[i]]++;
-    for (uint64_t e = 0; !ids && e < experts; e++)
-        m->need[e] = 1;
+    count_need(m, ids, tokens * top_k);
     return gpu_stream_begin(&m->stream, layer, m->need, NULL, ids ? tokens : 0, error);
+}
+
+/* The stream's work goes into a graph: nothing may be waited for. */
+static int captures(struct numoe_gpu_model *m, void *stream, bool *yes, struct numoe_error *error)
+{
+    *yes = false;
+    return gpu_judge(m->gpu, m->gpu->ops->stream_captures(m->gpu->device, stream, yes), error,
+                     "asking whether a stream is captured");
 }
 
 int numoe_gpu_piece_next(struct numoe_gpu_model *m, void *stream, struct numoe_gpu_piece *piece,
                          struct numoe_error *error)
 {
     struct gpu_part part;
+    bool captured = false;
     int rc = gpu_enter(m->gpu, error);
 
     if (!rc && !m->stream.in_call)
         rc = numoe_error_set(error, -EINVAL, "layer", "none was begun");
+    if (!rc)
+        rc = captures(m, stream, &captured, error);
+    if (!rc && captured)
+        rc = numoe_error_set(error, -ENOTSUP, "stream",
+                             "is captured, and a graph cannot wait for pieces");
     if (!rc)
         rc = gpu_stream_next(&m->stream, stream, &part, error);
     if (rc)
@@ -111,13 +132,79 @@ uint64_t numoe_gpu_workspace(const struct numoe_gpu_model *m,
     return m->gpu->ops->workspace_bytes(m->gpu->device, &ffn);
 }
 
+int numoe_gpu_hold(struct numoe_gpu_model *m, uint64_t layer, const int32_t *ids, uint64_t count,
+                   struct numoe_error *error)
+{
+    int rc = gpu_enter(m->gpu, error);
+
+    if (rc)
+        return rc;
+    if (layer >= m->source.layers)
+        return numoe_error_set(error, -EINVAL, "layer", "%llu of %llu", (unsigned long long)layer,
+                               (unsigned long long)m->source.layers);
+    if (m->running)
+        return numoe_error_set(error, -EBUSY, "layer", "another call is not over");
+    count_need(m, ids, count);
+    return gpu_stream_hold(&m->stream, layer, m->need, error);
+}
+
+void numoe_gpu_release(struct numoe_gpu_model *m, uint64_t layer)
+{
+    if (layer < m->source.layers)
+        gpu_stream_loose(&m->stream, layer);
+}
+
+/* All experts that are asked for are held: what the device reads of them does not move. */
+static int all_held(const struct numoe_gpu_model *m, uint64_t layer,
+                    const struct numoe_gpu_device_call *call, const int32_t *ids,
+                    struct numoe_error *error)
+{
+    const struct numoe_gpu_source *source = &m->source;
+    const struct gpu_cache *cache = &m->stream.cache;
+    const uint64_t count = ids ? call->tokens * call->top_k : source->experts;
+
+    if (!cache->frozen[layer])
+        return numoe_error_set(error, -ENOTSUP, "stream",
+                               "is captured, and layer %llu is not held on the device "
+                               "(numoe_gpu_hold): a graph cannot copy experts from host memory",
+                               (unsigned long long)layer);
+    for (uint64_t i = 0; i < count; i++) {
+        const int64_t e = ids ? ids[i] : (int64_t)i;
+        if (e >= 0 && (uint64_t)e < source->experts &&
+            source->present(source->user, layer, (uint64_t)e) &&
+            !gpu_cache_holds(cache, layer, (uint32_t)e))
+            return numoe_error_set(error, -ENOTSUP, "stream",
+                                   "is captured, and expert %lld of layer %llu is in host memory, "
+                                   "not held on the device (numoe_gpu_hold)",
+                                   (long long)e, (unsigned long long)layer);
+    }
+    return 0;
+}
+
+/* Into a graph: the launch, and nothing else. */
+static int capture(struct numoe_gpu_model *m, uint64_t layer,
+                   const struct numoe_gpu_device_call *call, const int32_t *host_ids, void *stream,
+                   struct numoe_error *error)
+{
+    const struct gpu_part part = gpu_stream_held(&m->stream, layer);
+    struct numoe_cuda_ffn ffn;
+    const int rc = all_held(m, layer, call, host_ids, error);
+
+    if (rc)
+        return rc;
+    describe(m, call, &part, &ffn);
+    ffn.add = call->add;
+    return gpu_judge(m->gpu, m->gpu->ops->launch(m->gpu->device, stream, &ffn), error,
+                     "capturing layer %llu for %u tokens", (unsigned long long)layer, ffn.tokens);
+}
+
 int numoe_gpu_enqueue(struct numoe_gpu_model *m, uint64_t layer,
                       const struct numoe_gpu_device_call *call, const int32_t *host_ids,
                       void *stream, struct numoe_error *error)
 {
     const uint64_t work = numoe_gpu_workspace(m, call);
     struct numoe_gpu *gpu = m->gpu;
-    bool first = true;
+    bool first = true, captured = false;
     int rc;
 
     if (!work || call->workspace_bytes < work)
@@ -125,7 +212,16 @@ int numoe_gpu_enqueue(struct numoe_gpu_model *m, uint64_t layer,
                                "%llu bytes are not the %llu that %llu tokens need",
                                (unsigned long long)call->workspace_bytes, (unsigned long long)work,
                                (unsigned long long)call->tokens);
-    rc = numoe_gpu_pieces_begin(m, layer, host_ids, call->tokens, call->top_k, error);
+    rc = gpu_enter(gpu, error);
+    if (!rc && layer >= m->source.layers)
+        rc = numoe_error_set(error, -EINVAL, "layer", "%llu of %llu", (unsigned long long)layer,
+                             (unsigned long long)m->source.layers);
+    if (!rc)
+        rc = captures(m, stream, &captured, error);
+    if (!rc && captured)
+        return capture(m, layer, call, host_ids, stream, error);
+    if (!rc)
+        rc = numoe_gpu_pieces_begin(m, layer, host_ids, call->tokens, call->top_k, error);
     if (rc)
         return rc;
     for (;; first = false) {

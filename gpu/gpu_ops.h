@@ -32,6 +32,8 @@ struct gpu_ops {
     int (*stream_create)(void *device, void **stream);
     int (*stream_destroy)(void *device, void *stream);
     int (*stream_sync)(void *device, void *stream);
+    /* *yes: what is queued on the stream goes into a graph. */
+    int (*stream_captures)(void *device, void *stream, bool *yes);
     /* What follows on the stream runs after the event. */
     int (*stream_wait)(void *device, void *stream, void *event);
 

@@ -98,6 +98,10 @@ static int meet_generation(struct gpu_stream *s, uint64_t layer, struct numoe_er
 
     if (s->seen[layer] && s->generation[layer] == generation)
         return 0;
+    if (s->cache.frozen[layer])
+        return numoe_error_set(error, -EBUSY, "layer",
+                               "weights of layer %llu have changed while it is held for graphs",
+                               (unsigned long long)layer);
     for (uint32_t i = 0; i < 2; i++)
         if (s->jobs[i].layer == layer)
             drop_job(s, i);
@@ -818,7 +822,65 @@ void gpu_stream_forget(struct gpu_stream *s)
     for (uint32_t i = 0; i < 2; i++)
         drop_job(s, i);
     for (uint64_t l = 0; l < s->source->layers; l++) {
+        if (s->cache.frozen[l])
+            continue;
         gpu_cache_drop_layer(&s->cache, l);
         s->stale[l] = true;
     }
+}
+
+int gpu_stream_hold(struct gpu_stream *s, uint64_t layer, const uint32_t *need,
+                    struct numoe_error *error)
+{
+    const struct numoe_gpu_source *source = s->source;
+    uint32_t count = 0;
+    int rc = 0;
+
+    if (s->in_call || s->cache.frozen[layer])
+        return numoe_error_set(error, -EBUSY, "layer",
+                               s->in_call ? "another call is not over" : "is held already");
+    if (!s->pool)
+        rc = gpu_stream_remake(s, 0, error);
+    if (!rc)
+        rc = meet_generation(s, layer, error);
+    if (rc)
+        return rc;
+    for (uint32_t e = 0; e < source->experts; e++)
+        count += need[e] && source->present(source->user, layer, e);
+    if (count > s->cache.limit[layer])
+        return numoe_error_set(error, -ENOMEM, "experts",
+                               "%u of layer %llu are to be held, and there is room for %u", count,
+                               (unsigned long long)layer, s->cache.limit[layer]);
+    /* what was prefetched without a cell would not stay */
+    for (uint32_t i = 0; i < 2; i++)
+        if (s->jobs[i].layer == layer)
+            drop_job(s, i);
+    for (uint32_t e = 0; e < source->experts; e++)
+        if (!need[e])
+            gpu_cache_drop(&s->cache, layer, e);
+    s->stale[layer] = true;
+    rc = gpu_stream_visit(s, layer, need, error);
+    if (!rc)
+        rc = send_kept(s, layer, s->compute, error);
+    if (!rc)
+        rc = gpu_judge(s->gpu, s->gpu->ops->stream_sync(s->gpu->device, s->compute), error,
+                       "holding layer %llu", (unsigned long long)layer);
+    s->cache.frozen[layer] = !rc;
+    return rc;
+}
+
+void gpu_stream_loose(struct gpu_stream *s, uint64_t layer)
+{
+    s->cache.frozen[layer] = false;
+}
+
+struct gpu_part gpu_stream_held(const struct gpu_stream *s, uint64_t layer)
+{
+    const uint64_t width = 32 * s->source->shape.hidden_tiles;
+
+    return (struct gpu_part){
+        .weights = s->pool,
+        .slice_at = gpu_stream_table(s, s->tables, layer),
+        .down_bias = s->bias ? s->bias + layer * s->source->experts * width : NULL,
+    };
 }

@@ -175,7 +175,20 @@ int gpu_stream_warm(struct gpu_stream *stream, struct numoe_error *error);
 int gpu_stream_bring(struct gpu_stream *stream, uint64_t layer, uint32_t expert,
                      struct numoe_error *error);
 
-/* Nothing is held any more, nor on its way. Not in a call. */
+/*
+ * Copy the experts of a layer with need[e] to where they stay, and wait for them. Until
+ * gpu_stream_loose the device's table of the layer has these and no others, and nothing that it
+ * speaks of moves: graphs may read it. Other experts pass through the window. Not in a call.
+ * -ENOMEM: the layer has no room for so many; -EBUSY: it is held already
+ */
+int gpu_stream_hold(struct gpu_stream *stream, uint64_t layer, const uint32_t *need,
+                    struct numoe_error *error);
+void gpu_stream_loose(struct gpu_stream *stream, uint64_t layer);
+/* What a graph computes with, of a layer that is held. */
+struct gpu_part gpu_stream_held(const struct gpu_stream *stream, uint64_t layer);
+
+/* Nothing is held any more, nor on its way, but for layers that gpu_stream_hold holds. Not in a
+ * call. */
 void gpu_stream_forget(struct gpu_stream *stream);
 
 #endif

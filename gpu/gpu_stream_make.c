@@ -324,6 +324,11 @@ int gpu_stream_shrink(struct gpu_stream *s, uint64_t bytes, struct numoe_error *
     const uint64_t least = 2 * s->cell_bytes, had = s->pool_bytes;
     int rc;
 
+    for (uint64_t l = 0; l < s->source->layers; l++)
+        if (s->cache.frozen[l])
+            return numoe_error_set(error, -ENOMEM, gpu->properties.name,
+                                   "out of device memory, and layer %llu is held for graphs",
+                                   (unsigned long long)l);
     if (s->pool_bytes <= least)
         return numoe_error_set(error, -ENOMEM, gpu->properties.name,
                                "out of device memory with room for two experts left");

@@ -303,12 +303,36 @@ uint64_t numoe_gpu_workspace(const struct numoe_gpu_model *model,
 /**
  * Queue a layer on the stream and return.
  * @param host_ids  the same ids in host memory, read until this returns: only their experts are
- *                  copied; NULL: all of the layer that are not on the device
- * @return 0; -EINVAL, -ENOTSUP, -EBUSY, -EIO, -ENOMEM: out is then undefined
+ *                  copied; NULL: all of the layer that are not on the device. On a stream that is
+ *                  captured: experts that replays will ask for; what they ask for besides and is
+ *                  not held is skipped
+ * @return 0; -EINVAL, -ENOTSUP, -EBUSY, -EIO, -ENOMEM: out is then undefined. On a stream that is
+ *         captured -ENOTSUP: an expert is not held
  */
 int numoe_gpu_enqueue(struct numoe_gpu_model *model, uint64_t layer,
                       const struct numoe_gpu_device_call *call, const int32_t *host_ids,
                       void *stream, struct numoe_error *error);
+
+/*
+ * Graphs. A stream that is being captured (cudaStreamBeginCapture) takes numoe_gpu_enqueue of
+ * layers that are held, and nothing else of this interface: what would copy, wait or allocate is
+ * refused before it touches the stream (-ENOTSUP), so the capture stays whole. A graph reads x, ids
+ * and routing when it is replayed, from where they were when it was captured; it stays good, beside
+ * calls of any kind, until the layer is released. Sizes need no preparation but the workspace.
+ */
+
+/**
+ * Copy experts of a layer to the device and wait for them; they stay until numoe_gpu_release, and
+ * so does everything that a graph reads of them. Others of the layer are copied whenever they are
+ * needed.
+ * @param ids  experts (negative, missing or past the end: skipped); NULL: all of the layer
+ * @return 0; -ENOMEM: there is no room for so many; -EBUSY: it is held already, or a call is not
+ *         over; -EINVAL, -EIO. While it is held, calls after a change of its weights fail (-EBUSY)
+ */
+int numoe_gpu_hold(struct numoe_gpu_model *model, uint64_t layer, const int32_t *ids,
+                   uint64_t count, struct numoe_error *error);
+/** No graph with calls of this layer runs or is replayed any more. */
+void numoe_gpu_release(struct numoe_gpu_model *model, uint64_t layer);
 
 /** Experts on the device, for kernels of the engine's own: slices as numoe_kernels.h draws them. */
 struct numoe_gpu_piece {

@@ -48,10 +48,18 @@ struct fake_op {
     bool add;
 };
 
+/* What was queued on a stream while it was captured. */
+enum { FAKE_GRAPH_OPS = 64 };
+struct fake_graph {
+    struct fake_op ops[FAKE_GRAPH_OPS];
+    uint32_t count;
+};
+
 enum { FAKE_STREAMS = 6, FAKE_OPS = 4096, FAKE_RANGES = 512 };
 
 struct fake_stream {
     bool used;
+    struct fake_graph *captured; /* NULL: what is queued happens */
     struct fake_op ops[FAKE_OPS];
     uint32_t head, tail;
     uint32_t copies_in, copies_out, launches;
@@ -266,6 +274,14 @@ static inline int fake_call(struct fake *f)
     return 0;
 }
 
+/* What may not be called while any stream is captured. */
+static inline void fake_breaks(struct fake *f)
+{
+    for (int i = 0; i < FAKE_STREAMS; i++)
+        if (f->streams[i].used && f->streams[i].captured)
+            fake_wrong(f, "a call that breaks a capture");
+}
+
 static inline int fake_refuse(struct fake *f, int code)
 {
     f->error_pending = true;
@@ -316,6 +332,7 @@ static inline int fake_allocate(void *device, uint64_t bytes, void **address)
 {
     struct fake *f = device;
     const int e = fake_call(f);
+    fake_breaks(f);
     if (e)
         return e;
     if (bytes > f->memory - f->taken)
@@ -399,6 +416,14 @@ static inline int fake_stream_destroy(void *device, void *stream)
 static inline int fake_push(struct fake *f, void *stream, struct fake_op op)
 {
     struct fake_stream *s = stream;
+    if (s->captured) {
+        if (op.what == FAKE_WAIT || op.what == FAKE_RECORD)
+            fake_wrong(f, "an event of outside in a capture");
+        if (s->captured->count == FAKE_GRAPH_OPS)
+            abort();
+        s->captured->ops[s->captured->count++] = op;
+        return 0;
+    }
     if (s->tail - s->head == FAKE_OPS)
         abort();
     s->ops[s->tail++ % FAKE_OPS] = op;
@@ -423,9 +448,37 @@ static inline int fake_drain(struct fake *f, struct fake_stream *stream, struct 
     return 0;
 }
 
+static inline void fake_capture(void *stream, struct fake_graph *graph)
+{
+    graph->count = 0;
+    ((struct fake_stream *)stream)->captured = graph;
+}
+
+static inline void fake_capture_end(void *stream)
+{
+    ((struct fake_stream *)stream)->captured = NULL;
+}
+
+static inline int fake_graph_launch(struct fake *f, void *stream, const struct fake_graph *graph)
+{
+    const int e = fake_call(f);
+
+    for (uint32_t i = 0; !e && i < graph->count; i++)
+        fake_push(f, stream, graph->ops[i]);
+    return e;
+}
+
+static inline int fake_stream_captures(void *device, void *stream, bool *yes)
+{
+    *yes = ((struct fake_stream *)stream)->captured != NULL;
+    return fake_call(device);
+}
+
 static inline int fake_stream_sync(void *device, void *stream)
 {
     const int e = fake_call(device);
+
+    fake_breaks(device);
     return e ? e : fake_drain(device, stream, NULL, 0);
 }
 
@@ -477,6 +530,7 @@ static inline int fake_event_query(void *device, void *event, bool *done)
 {
     struct fake_event *ev = event;
     const int e = fake_call(device);
+    fake_breaks(device);
     if (!e) /* a device gets on by itself while it is asked over and over */
         fake_step(device, &((struct fake *)device)->streams[fake_draw(device) % FAKE_STREAMS]);
     *done = !e && ev->completed >= ev->recorded;
@@ -487,6 +541,7 @@ static inline int fake_event_sync(void *device, void *event)
 {
     struct fake_event *ev = event;
     const int e = fake_call(device);
+    fake_breaks(device);
     return e ? e : fake_drain(device, NULL, ev, ev->recorded);
 }
 
@@ -603,6 +658,7 @@ static const struct gpu_ops fake_ops = {
     .stream_create = fake_stream_create,
     .stream_destroy = fake_stream_destroy,
     .stream_sync = fake_stream_sync,
+    .stream_captures = fake_stream_captures,
     .stream_wait = fake_stream_wait,
     .event_create = fake_event_create,
     .event_destroy = fake_event_destroy,

@@ -1,0 +1,271 @@
+/* Calls in graphs: what is captured, what is refused, and replays among calls of every other kind. */
+#include "small_model.h"
+
+enum { PART = 4096, GRAPHS = 4 };
+
+/* Inputs and outputs of one graph, where they were when it was captured. */
+struct captured {
+    struct fake_graph graph;
+    struct batch batch;
+    uint64_t layer, tokens;
+    uint8_t *host, *memory;
+};
+
+static struct numoe_gpu_device_call call_of(const struct captured *c, bool add)
+{
+    return (struct numoe_gpu_device_call){
+        .tokens = c->tokens,
+        .top_k = TOP_K,
+        .x = c->memory,
+        .x_type = NUMOE_F32,
+        .x_stride = HIDDEN,
+        .ids = (const int32_t *)(const void *)(c->memory + PART),
+        .routing = (const float *)(const void *)(c->memory + 2 * PART),
+        .out = (float *)(void *)(c->memory + 3 * PART),
+        .out_stride = HIDDEN + GAP,
+        .add = add,
+        .scale = 1.5f,
+        .workspace = c->memory + 4 * PART,
+        .workspace_bytes = PART,
+    };
+}
+
+/* Other x and ids in the same buffers; a replay; and whether that is right. */
+static bool replay_right(const struct model *m, struct fake *f, struct captured *c, void *stream)
+{
+    batch_make(&c->batch);
+    c->batch.call.tokens = c->tokens;
+    c->batch.call.add = false;
+    memcpy(c->host, c->batch.x, sizeof c->batch.x);
+    memcpy(c->host + PART, c->batch.ids, sizeof c->batch.ids);
+    memcpy(c->host + 2 * PART, c->batch.routing, sizeof c->batch.routing);
+    cr_assert_eq(fake_copy_in(f, stream, c->memory, c->host, 3 * PART), 0);
+    cr_assert_eq(fake_graph_launch(f, stream, &c->graph), 0);
+    cr_assert_eq(
+        fake_copy_out(f, stream, c->host + 3 * PART, c->memory + 3 * PART, PART), 0);
+    cr_assert_eq(fake_stream_sync(f, stream), 0);
+    return rows_right(m, c->layer, &c->batch, c->host + 3 * PART);
+}
+
+/* A call on host memory, of a layer that is held or not. */
+static void call_on_host(struct model *m, struct numoe_gpu_model *model, uint64_t layer)
+{
+    static struct batch b;
+    uint64_t done = 0;
+
+    batch_make(&b);
+    cr_assert_eq(numoe_gpu_forward(model, layer, &b.call, &done, NULL), 0);
+    cr_expect(batch_right(m, layer, &b, done), "a call on layer %d", (int)layer);
+}
+
+static void run_seed(uint64_t seed)
+{
+    static const uint64_t tokens[GRAPHS] = {1, 2, 5, TOKENS_MOST};
+    struct model *m = model_make(LAYERS, seed % 2);
+    struct fake *f = fake_make(seed);
+    struct numoe_gpu *gpu = wrap(f);
+    const struct numoe_gpu_source source = source_of(m);
+    const uint64_t expert = SLICES * m->shape.bytes;
+    /* room for two layers and some, or for all: cells of layers that are not held come and go */
+    const struct numoe_gpu_model_options options = {.window_bytes = 4 * expert,
+                                                    .cache_bytes =
+                                                        seed % 3 ? 0 : LAYERS * EXPERTS * expert,
+                                                    .piece_bytes = 1,
+                                                    .keep_free_bytes = 4 << 20};
+    struct numoe_gpu_model *model;
+    struct numoe_error error = NUMOE_ERROR_INIT;
+    static struct captured c[GRAPHS];
+    struct numoe_gpu_device_call call;
+    void *stream = NULL;
+
+    cr_assert_eq(numoe_gpu_model_create(gpu, &source, &options, &model, NULL), 0);
+    cr_assert_eq(fake_stream_create(f, &stream), 0);
+    call_on_host(m, model, 1);
+    for (int i = 0; i < GRAPHS; i++) {
+        c[i].tokens = tokens[i];
+        c[i].layer = i % 2 ? ABSENT_LAYER : 1;
+        cr_assert_eq(fake_host_allocate(f, 4 * PART, (void **)&c[i].host), 0);
+        cr_assert_eq(fake_allocate(f, 5 * PART, (void **)&c[i].memory), 0);
+    }
+    for (int i = 0; i < GRAPHS; i++) {
+        call = call_of(&c[i], false);
+        fake_capture(stream, &c[i].graph);
+        if (i < 2) { /* not held yet: refused, and the capture is whole */
+            cr_expect_eq(numoe_gpu_enqueue(model, c[i].layer, &call, NULL, stream, &error),
+                         -ENOTSUP);
+            cr_expect_not_null(strstr(error.message, "not held"), "%s", error.message);
+            cr_expect_eq(c[i].graph.count, 0);
+            fake_capture_end(stream);
+            cr_assert_eq(numoe_gpu_hold(model, c[i].layer, NULL, 0, &error), 0, "%s",
+                         error.message);
+            cr_expect_eq(numoe_gpu_hold(model, c[i].layer, NULL, 0, NULL), -EBUSY);
+            fake_capture(stream, &c[i].graph);
+        }
+        cr_assert_eq(numoe_gpu_enqueue(model, c[i].layer, &call, NULL, stream, &error), 0, "%s",
+                     error.message);
+        fake_capture_end(stream);
+        cr_expect_eq(c[i].graph.count, 1, "the launch and nothing else");
+    }
+    for (int round = 0; round < 40; round++) {
+        struct captured *of = &c[random_u64() % GRAPHS];
+        const uint64_t other = random_u64() % LAYERS;
+
+        cr_expect(replay_right(m, f, of, stream), "seed %d, round %d, %d tokens", (int)seed, round,
+                  (int)of->tokens);
+        switch (random_u64() % 4) {
+        case 0:
+            call_on_host(m, model, other);
+            break;
+        case 1:
+            cr_assert_eq(numoe_gpu_prefetch(model, other, NULL, 0, NULL), 0);
+            break;
+        case 2:
+            cr_assert_eq(numoe_gpu_bring(model, other, 2, NULL), 0);
+            break;
+        default:
+            call = call_of(&c[0], false);
+            cr_assert_eq(numoe_gpu_enqueue(model, other, &call, NULL, stream, NULL), 0);
+        }
+    }
+    cr_assert_eq(fake_stream_sync(f, stream), 0);
+    for (int i = 0; i < GRAPHS; i++) {
+        fake_release(f, c[i].memory);
+        fake_host_release(f, c[i].host);
+    }
+    fake_stream_destroy(f, stream);
+    numoe_gpu_model_destroy(model);
+    expect_clean(f);
+    numoe_gpu_close(gpu);
+    fake_free(f);
+    model_free(m);
+}
+
+Test(gpu_capture, replays_among_other_calls, .timeout = 120)
+{
+    for (uint64_t seed = 1; seed <= 40; seed++)
+        run_seed(seed);
+}
+
+/* With a part of a layer held: a graph computes these experts and no others. */
+Test(gpu_capture, of_some_experts)
+{
+    static const int32_t some[] = {0, 2, -1, EXPERTS, 2}, two[] = {0, 2}, three[] = {3, 0};
+    struct model *m = model_make(LAYERS, false);
+    struct fake *f = fake_make(3);
+    struct numoe_gpu *gpu = wrap(f);
+    const struct numoe_gpu_source source = source_of(m);
+    const uint64_t expert = SLICES * m->shape.bytes;
+    const struct numoe_gpu_model_options options = {.window_bytes = 4 * expert,
+                                                    .cache_bytes = LAYERS * 3 * expert,
+                                                    .piece_bytes = 1,
+                                                    .keep_free_bytes = 4 << 20};
+    struct numoe_gpu_model *model;
+    struct numoe_error error = NUMOE_ERROR_INIT;
+    static struct captured c;
+    struct numoe_gpu_device_call call;
+    struct numoe_gpu_piece piece;
+    uint8_t held[EXPERTS];
+    void *stream = NULL;
+    uint64_t done;
+
+    cr_assert_eq(numoe_gpu_model_create(gpu, &source, &options, &model, NULL), 0);
+    cr_assert_eq(fake_stream_create(f, &stream), 0);
+    cr_assert_eq(fake_host_allocate(f, 4 * PART, (void **)&c.host), 0);
+    cr_assert_eq(fake_allocate(f, 5 * PART, (void **)&c.memory), 0);
+    c.tokens = 1;
+    call = call_of(&c, false);
+    for (int i = 0; i < 3; i++)
+        call_on_host(m, model, 0);
+    cr_expect_eq(numoe_gpu_hold(model, 0, NULL, 0, &error), -ENOMEM);
+    cr_expect_not_null(strstr(error.message, "4 of layer 0 are to be held, and there is room for 3"),
+                       "%s", error.message);
+    cr_expect_eq(numoe_gpu_hold(model, LAYERS, NULL, 0, NULL), -EINVAL);
+    cr_assert_eq(numoe_gpu_hold(model, 0, some, 5, NULL), 0);
+    numoe_gpu_held(model, 0, held);
+    cr_expect(held[0] && !held[1] && held[2] && !held[3]);
+    fake_capture(stream, &c.graph);
+    cr_expect_eq(numoe_gpu_enqueue(model, 0, &call, NULL, stream, &error), -ENOTSUP);
+    cr_expect_not_null(strstr(error.message, "expert 1 of layer 0"), "%s", error.message);
+    cr_expect_eq(numoe_gpu_enqueue(model, 0, &call, three, stream, &error), -ENOTSUP);
+    cr_expect_not_null(strstr(error.message, "expert 3 of layer 0"), "%s", error.message);
+    cr_expect_eq(numoe_gpu_enqueue(model, LAYERS, &call, two, stream, NULL), -EINVAL);
+    cr_assert_eq(numoe_gpu_enqueue(model, 0, &call, two, stream, NULL), 0);
+    /* pieces are for streams that may wait */
+    fake_capture_end(stream);
+    cr_assert_eq(numoe_gpu_pieces_begin(model, 1, NULL, 0, 0, NULL), 0);
+    cr_expect_eq(numoe_gpu_hold(model, 1, NULL, 0, NULL), -EBUSY);
+    fake_capture(stream, &(struct fake_graph){.count = 0});
+    cr_expect_eq(numoe_gpu_piece_next(model, stream, &piece, NULL), -ENOTSUP);
+    fake_capture_end(stream);
+    numoe_gpu_pieces_end(model, stream);
+    cr_expect_eq(c.graph.count, 1);
+    for (int round = 0; round < 30; round++) {
+        /* an expert that is not held is skipped, as one that is elsewhere */
+        batch_make(&c.batch);
+        c.batch.call.tokens = 1;
+        c.batch.call.add = false;
+        memcpy(c.host, c.batch.x, sizeof c.batch.x);
+        memcpy(c.host + PART, c.batch.ids, sizeof c.batch.ids);
+        memcpy(c.host + 2 * PART, c.batch.routing, sizeof c.batch.routing);
+        for (int j = 0; j < TOP_K; j++)
+            if (c.batch.ids[0][j] % 2)
+                c.batch.ids[0][j] = -1;
+        fake_copy_in(f, stream, c.memory, c.host, 3 * PART);
+        cr_assert_eq(fake_graph_launch(f, stream, &c.graph), 0);
+        fake_copy_out(f, stream, c.host + 3 * PART, c.memory + 3 * PART, PART);
+        cr_assert_eq(fake_stream_sync(f, stream), 0);
+        cr_expect(rows_right(m, 0, &c.batch, c.host + 3 * PART), "round %d", round);
+        call_on_host(m, model, 0); /* all experts, those not held through the window */
+    }
+    /* weights of a graph do not change under it */
+    model_fill(m, 0);
+    {
+        static struct batch b;
+        batch_make(&b);
+        cr_expect_eq(numoe_gpu_forward(model, 0, &b.call, &done, &error), -EBUSY);
+        cr_expect_not_null(strstr(error.message, "held for graphs"), "%s", error.message);
+    }
+    numoe_gpu_release(model, 0);
+    call_on_host(m, model, 0);
+    fake_release(f, c.memory);
+    fake_host_release(f, c.host);
+    fake_stream_destroy(f, stream);
+    numoe_gpu_model_destroy(model);
+    expect_clean(f);
+    numoe_gpu_close(gpu);
+    fake_free(f);
+    model_free(m);
+}
+
+/* A failure at every step of holding: nothing stays half held, and it can be tried again. */
+Test(gpu_capture, holding_survives_failures, .timeout = 120)
+{
+    struct model *m = model_make(LAYERS, true);
+    bool more = true;
+
+    for (uint64_t at = 0; more; at++) {
+        struct fake *f = fake_make(1 + at % 5);
+        struct numoe_gpu *gpu = wrap(f);
+        const struct numoe_gpu_source source = source_of(m);
+        const struct numoe_gpu_model_options options = {.piece_bytes = 1,
+                                                        .keep_free_bytes = 4 << 20};
+        struct numoe_gpu_model *model;
+        int rc;
+
+        cr_assert_eq(numoe_gpu_model_create(gpu, &source, &options, &model, NULL), 0);
+        f->fail_at = f->calls + at;
+        f->fail_code = 1;
+        rc = numoe_gpu_hold(model, 3, NULL, 0, NULL);
+        more = f->calls > f->fail_at;
+        f->fail_at = UINT64_MAX;
+        cr_expect_eq(rc, more ? -EINVAL : 0, "%d", (int)at);
+        if (rc)
+            cr_expect_eq(numoe_gpu_hold(model, 3, NULL, 0, NULL), 0);
+        call_on_host(m, model, 3);
+        numoe_gpu_model_destroy(model);
+        expect_clean(f);
+        numoe_gpu_close(gpu);
+        fake_free(f);
+    }
+    model_free(m);
+}
