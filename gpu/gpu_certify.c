@@ -391,6 +391,158 @@ out:
     return rc;
 }
 
+/* ---- Marlin's layout ------------------------------------------------------------------------- */
+
+enum { MARLIN_HIDDEN = 192 }; /* three tiles of 64, and gate ends in the middle of one */
+
+static uint64_t marlin_bytes(const struct numoe_marlin_sizes *sizes)
+{
+    return 4 * (sizes->gate_up_words + sizes->down_words) + sizes->gate_up_scales +
+           sizes->down_scales;
+}
+
+/* `experts` of each array, one array behind the other. */
+static struct numoe_marlin marlin_at(uint8_t *memory, const struct numoe_marlin_sizes *sizes,
+                                     uint64_t experts)
+{
+    uint8_t *const down = memory + experts * 4 * sizes->gate_up_words;
+    uint8_t *const scales = down + experts * 4 * sizes->down_words;
+
+    return (struct numoe_marlin){
+        .gate_up = (uint32_t *)(void *)memory,
+        .down = (uint32_t *)(void *)down,
+        .gate_up_scales = scales,
+        .down_scales = scales + experts * sizes->gate_up_scales,
+    };
+}
+
+static bool same_experts(const struct stage *s, const struct numoe_marlin_sizes *sizes,
+                         bool interleaved, uint8_t *packed, uint8_t *memory)
+{
+    const struct numoe_marlin got = marlin_at(packed, sizes, s->experts);
+    const struct numoe_marlin want = marlin_at(memory, sizes, 1);
+
+    for (uint64_t e = 0; e < s->experts; e++) {
+        numoe_marlin_reference(&s->shape, s->host + e * s->slices * s->shape.bytes, s->slices,
+                               interleaved, &want);
+        if (memcmp(got.gate_up + e * sizes->gate_up_words, want.gate_up,
+                   4 * sizes->gate_up_words) != 0 ||
+            memcmp(got.down + e * sizes->down_words, want.down, 4 * sizes->down_words) != 0 ||
+            memcmp(got.gate_up_scales + e * sizes->gate_up_scales, want.gate_up_scales,
+                   sizes->gate_up_scales) != 0 ||
+            memcmp(got.down_scales + e * sizes->down_scales, want.down_scales,
+                   sizes->down_scales) != 0)
+            return false;
+    }
+    return true;
+}
+
+/* Both orders of columns, by memory on the device (`to`) and pinned (`back`). */
+static int repack(struct stage *s, const struct numoe_marlin_sizes *sizes, uint8_t *to,
+                  uint8_t *back, struct numoe_gpu_finding *f, struct numoe_error *error)
+{
+    const uint64_t bytes = s->experts * marlin_bytes(sizes);
+    struct numoe_gpu *gpu = s->gpu;
+    const struct gpu_ops *ops = gpu->ops;
+    uint8_t *want = malloc(marlin_bytes(sizes));
+    int rc = gpu_judge(gpu, ops->copy_in(gpu->device, s->stream, s->device, s->host, s->x), error,
+                       "copying a check's experts");
+
+    if (!want)
+        rc = numoe_error_set(error, -ENOMEM, "check", "out of memory");
+    f->ok = true;
+    for (int interleaved = 0; !rc && interleaved < 2; interleaved++) {
+        const struct numoe_cuda_marlin marlin = {
+            .shape = s->shape,
+            .slices = s->slices,
+            .experts = s->experts,
+            .weights = s->device,
+            .slice_at = (const uint32_t *)(const void *)(s->device + s->table),
+            .interleaved = interleaved,
+            .to = marlin_at(to, sizes, s->experts),
+        };
+        rc = gpu_judge(gpu, ops->marlin(gpu->device, s->stream, &marlin), error,
+                       "repacking experts");
+        if (!rc)
+            rc = gpu_judge(gpu, ops->copy_out(gpu->device, s->stream, back, to, bytes), error,
+                           "copying repacked experts");
+        if (!rc)
+            rc = gpu_judge(gpu, ops->stream_sync(gpu->device, s->stream), error,
+                           "repacking experts");
+        if (!rc && !same_experts(s, sizes, interleaved, back, want)) {
+            f->ok = false;
+            snprintf(f->text, sizeof f->text,
+                     "repacking to Marlin's layout gives other bits than the reference");
+        }
+    }
+    free(want);
+    return rc;
+}
+
+int numoe_gpu_certify_marlin(struct numoe_gpu *gpu, struct numoe_gpu_finding *f,
+                             struct numoe_error *error)
+{
+    struct stage s = {.gpu = gpu,
+                      .slices = SLICES,
+                      .experts = EXPERTS,
+                      .tokens = 1,
+                      .top_k = 1,
+                      .activation = activation_of(NUMOE_SILU),
+                      .random = 99};
+    const struct gpu_ops *ops = gpu->ops;
+    struct numoe_marlin_sizes sizes;
+    uint8_t *to = NULL, *back = NULL;
+    int rc = gpu_enter(gpu, error);
+
+    *f = (struct numoe_gpu_finding){0};
+    if (!rc)
+        rc = numoe_slice_shape_init(&s.shape, MARLIN_HIDDEN, false);
+    if (!rc)
+        rc = numoe_marlin_sizes(&s.shape, s.slices, &sizes);
+    if (!rc)
+        rc = open_stage(&s, 0, &f->there, error);
+    for (uint32_t e = 0; !rc && e < EXPERTS; e++) {
+        rc = pack_expert(&s, e, MARLIN_HIDDEN, INTERMEDIATE, (const unsigned[]){0, 0, 0}, 255,
+                         false);
+        if (rc)
+            numoe_error_set(error, rc, "check", "its experts could not be packed");
+    }
+    if (!rc)
+        rc =
+            gpu_judge(gpu, ops->allocate(gpu->device, EXPERTS * marlin_bytes(&sizes), (void **)&to),
+                      error, "allocating a check's memory");
+    if (!rc)
+        rc = gpu_judge(
+            gpu, ops->host_allocate(gpu->device, EXPERTS * marlin_bytes(&sizes), (void **)&back),
+            error, "allocating a check's memory");
+    if (!rc)
+        rc = repack(&s, &sizes, to, back, f, error);
+    if (s.stream) /* before what it uses is freed */
+        gpu_judge(gpu, ops->stream_sync(gpu->device, s.stream), NULL, "a check");
+    if (to)
+        gpu_judge(gpu, ops->release(gpu->device, to), NULL, "freeing a check's memory");
+    if (back)
+        gpu_judge(gpu, ops->host_release(gpu->device, back), NULL, "freeing a check's memory");
+    close_stage(&s);
+    return rc;
+}
+
+int gpu_marlin_usable(struct numoe_gpu *gpu, struct numoe_error *error)
+{
+    struct numoe_gpu_finding f;
+    int rc;
+
+    if (gpu->marlin_checked)
+        return 0;
+    rc = numoe_gpu_certify_marlin(gpu, &f, error);
+    if (rc)
+        return rc;
+    if (!f.ok)
+        return numoe_error_set(error, -ENOTSUP, gpu->properties.name, "%s", f.text);
+    gpu->marlin_checked = true;
+    return 0;
+}
+
 /* ---- turning off ----------------------------------------------------------------------------- */
 
 /* What the kernels would choose (kernels/cuda/moe_launch.cu), where that is not off; else the

@@ -232,6 +232,12 @@ static int round_rows(void *device, void *stream, const float *from, uint16_t *t
     return (int)numoe_cuda_round(from, to, to_stride, rows, columns, add, stream);
 }
 
+static int marlin(void *device, void *stream, const struct numoe_cuda_marlin *of)
+{
+    (void)device;
+    return (int)numoe_cuda_marlin(of, stream);
+}
+
 static void clear_error(void *device)
 {
     (void)device;
@@ -268,6 +274,7 @@ const struct gpu_ops *gpu_backend_ops(void)
         .launch = launch,
         .replay = replay,
         .round = round_rows,
+        .marlin = marlin,
         .clear_error = clear_error,
         .error_text = gpu_backend_text,
     };

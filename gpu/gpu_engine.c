@@ -80,6 +80,40 @@ int numoe_gpu_piece_next(struct numoe_gpu_model *m, void *stream, struct numoe_g
     return 0;
 }
 
+int numoe_gpu_piece_marlin(struct numoe_gpu_model *m, void *stream,
+                           const struct numoe_gpu_piece *piece, const int32_t *slot_of,
+                           bool interleaved, const struct numoe_marlin *to,
+                           struct numoe_error *error)
+{
+    const struct numoe_cuda_marlin marlin = {
+        .shape = m->source.shape,
+        .slices = m->source.slices,
+        .experts = (uint32_t)m->source.experts,
+        .weights = piece->weights,
+        .slice_at = piece->slice_at,
+        .slot_of = slot_of,
+        .interleaved = interleaved,
+        .to = *to,
+    };
+    struct numoe_marlin_sizes sizes;
+    int rc = gpu_enter(m->gpu, error);
+
+    if (rc)
+        return rc;
+    if (!piece->slice_at)
+        return numoe_error_set(error, -EINVAL, "piece", "there is none: it is past the last");
+    if (numoe_marlin_sizes(&marlin.shape, marlin.slices, &sizes))
+        return numoe_error_set(error, -EINVAL, "marlin",
+                               "a hidden width of %llu that is no multiple of 64, or %u slices "
+                               "that are less than 2",
+                               (unsigned long long)marlin.shape.hidden, marlin.slices);
+    rc = gpu_marlin_usable(m->gpu, error);
+    if (rc)
+        return rc;
+    return gpu_judge(m->gpu, m->gpu->ops->marlin(m->gpu->device, stream, &marlin), error,
+                     "repacking experts");
+}
+
 int numoe_gpu_piece_done(struct numoe_gpu_model *m, void *stream,
                          const struct numoe_gpu_piece *piece, struct numoe_error *error)
 {

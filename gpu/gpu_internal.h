@@ -24,6 +24,7 @@ struct numoe_gpu {
     uint32_t
         forms_off; /* bit i: the form of numoe_gpu_forms[i] tokens has failed, and is not used */
     char where[128];
+    bool marlin_checked; /* its repacking was compared with the reference on this device */
 };
 
 /* A device over any table of functions; no gate. ops and device stay the caller's. */
@@ -44,6 +45,10 @@ uint32_t gpu_choose_form(const struct numoe_gpu *gpu, const struct numoe_cuda_ff
 
 /* Look for forms that compute wrong, and turn them off. Returns how many that leaves. */
 uint32_t gpu_turn_off_forms(struct numoe_gpu *gpu);
+
+/* Repacking to Marlin's layout gives the reference's bits on this device: looked at once. -ENOTSUP:
+ * it does not */
+int gpu_marlin_usable(struct numoe_gpu *gpu, struct numoe_error *error);
 
 /* Compute random experts on the device and compare; rel_l2: the worst. */
 int gpu_self_test(struct numoe_gpu *gpu, double *rel_l2, struct numoe_error *error);

@@ -62,6 +62,8 @@ struct gpu_ops {
     int (*round)(void *device, void *stream, const float *from, uint16_t *to, uint64_t to_stride,
                  uint64_t rows, uint64_t columns, bool add);
 
+    int (*marlin)(void *device, void *stream, const struct numoe_cuda_marlin *marlin);
+
     /* Drop a recoverable error that a call has left behind for the next to report. */
     void (*clear_error)(void *device);
     /* CUDA's own words. */

@@ -355,6 +355,22 @@ int numoe_gpu_pieces_begin(struct numoe_gpu_model *model, uint64_t layer, const 
  */
 int numoe_gpu_piece_next(struct numoe_gpu_model *model, void *stream, struct numoe_gpu_piece *piece,
                          struct numoe_error *error);
+/**
+ * Queue on the stream the repacking of a piece's experts to the layout that Marlin kernels read
+ * (numoe_kernels.h), into memory of the engine's. May be followed by numoe_gpu_piece_done at once.
+ * The first on a device waits for a check that repacking gives the reference's bits there.
+ * @param slot_of      device [experts]: the slot of `to` that each goes to; negative: left out.
+ *                     NULL: its own number
+ * @param interleaved  columns of gate and up in turns, not one after the other
+ * @param to           device: slot 0 of each array, the next at once behind it
+ *                     (numoe_marlin_sizes)
+ * @return 0; -EINVAL: the layout cannot have experts of this shape; -ENOTSUP: the check failed;
+ * -EIO
+ */
+int numoe_gpu_piece_marlin(struct numoe_gpu_model *model, void *stream,
+                           const struct numoe_gpu_piece *piece, const int32_t *slot_of,
+                           bool interleaved, const struct numoe_marlin *to,
+                           struct numoe_error *error);
 /** What is queued on the stream by now was its last use: its memory is given on behind that. */
 int numoe_gpu_piece_done(struct numoe_gpu_model *model, void *stream,
                          const struct numoe_gpu_piece *piece, struct numoe_error *error);
@@ -410,6 +426,11 @@ int numoe_gpu_certify_form(struct numoe_gpu *gpu, enum numoe_activation_kind act
  */
 int numoe_gpu_certify_codes(struct numoe_gpu *gpu, uint32_t form, enum numoe_matrix matrix,
                             struct numoe_gpu_finding *finding, struct numoe_error *error);
+
+/** Experts repacked to Marlin's layout, both orders of columns, bit for bit beside the reference.
+ */
+int numoe_gpu_certify_marlin(struct numoe_gpu *gpu, struct numoe_gpu_finding *finding,
+                             struct numoe_error *error);
 
 /* ---- measuring ------------------------------------------------------------------------------ */
 

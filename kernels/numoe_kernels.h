@@ -187,6 +187,46 @@ void numoe_reference_slices(const struct numoe_slice_shape *shape,
                             uint64_t count, const float *x, double weight, const float *down_bias,
                             bool round_h, double *y);
 
+/* ---- Marlin's layout ------------------------------------------------------------------------
+ *
+ * What Marlin's 4-bit kernels of engines read, with MXFP4 scales for 16-bit activations. A product
+ * has inputs k (K of them) and output columns n (N): gate and up together are one, K = H, N = 2 I,
+ * down is the other, K = I, N = H. Codes are words of 8, scales bytes:
+ *
+ *     codes   [K / 16][N / 64][lane 0..31][block 0..3]: nibble p of the word, from the low end, is
+ *             element e = 0, 2, 4, 6, 1, 3, 5, 7 [p], at
+ *             n = 64 tile + 16 block + 8 (e / 4) + lane / 4
+ *             k = 16 row + 2 (lane % 4) + 0, 1, 8, 9 [e % 4]
+ *     scales  [K / 32][N / 64][64]: byte i is of n = 64 tile + j / 8 + 8 (j % 8),
+ *             j = i with 1 and 2 of each four exchanged
+ *
+ * Codes and scale bytes themselves are as in the checkpoint. Columns of gate and up: all of gate
+ * and then all of up, or interleaved: gate, up, gate, up. H has to be a multiple of 64, and I 64 or
+ * more. Biases are not part of it.
+ */
+
+/** One expert. */
+struct numoe_marlin {
+    uint32_t *gate_up;
+    uint8_t *gate_up_scales;
+    uint32_t *down;
+    uint8_t *down_scales;
+};
+
+struct numoe_marlin_sizes {
+    uint64_t gate_up_words, gate_up_scales, down_words, down_scales;
+};
+
+/** @return 0; -EINVAL: the layout cannot have such an expert */
+int numoe_marlin_sizes(const struct numoe_slice_shape *shape, uint64_t slices,
+                       struct numoe_marlin_sizes *sizes);
+
+/** Slowly, on the CPU: what the GPU's repacking is compared with.
+ *  @param slices  count slices, shape->bytes apart
+ *  @return as numoe_marlin_sizes */
+int numoe_marlin_reference(const struct numoe_slice_shape *shape, const void *slices,
+                           uint64_t count, bool interleaved, const struct numoe_marlin *out);
+
 /* ---- compute ------------------------------------------------------------------------------ */
 
 /** Arguments of few() and many(): one run of slices of one expert, some tokens. */

@@ -58,10 +58,10 @@ static void print_rows(const struct certify *c, FILE *out, bool markdown)
         struct tally t = {.worst = 0};
         char name[32], other[32];
 
-        if (c->checks[i].kind > CERTIFY_CODES)
+        if (c->checks[i].kind > CERTIFY_MARLIN)
             break;
         row_of(&c->checks[i], name);
-        for (; i < c->count && c->checks[i].kind <= CERTIFY_CODES; i++) {
+        for (; i < c->count && c->checks[i].kind <= CERTIFY_MARLIN; i++) {
             row_of(&c->checks[i], other);
             if (strcmp(name, other) != 0)
                 break;
@@ -132,7 +132,7 @@ static json_t *json_of(const struct certify *c, const char *verdict)
         const struct certify_check *check = &c->checks[i];
         json_t *object = json_pack("{s:s, s:s, s:s}", "id", check->id, "state",
                                    certify_state_name(check->state), "text", check->text);
-        if (check->kind <= CERTIFY_CODES)
+        if (check->kind <= CERTIFY_MARLIN)
             json_object_set_new(object, "rel_l2", cli_json_number(check->rel_l2));
         if (check->kind == CERTIFY_RATES) {
             json_object_set_new(object, "read_gbs", cli_json_number(check->value[0]));
@@ -203,8 +203,9 @@ const struct cli_verb cli_certify = {
     .description =
         "Compute random experts by every form of the kernels, with every activation, for 1 to\n"
         "8192 tokens, launched and as a replayed graph, and compare with float64 and bit by bit\n"
-        "with each other; then every code with every scale byte in every matrix; then measure\n"
-        "the device's memory, its link and its tensor cores, and how many tokens a second of\n"
+        "with each other; then every code with every scale byte in every matrix; then repacking\n"
+        "to Marlin's layout, bit by bit; then measure the device's memory, its link and its tensor "
+        "cores, and how many tokens a second of\n"
         "DeepSeek-V4-Flash's experts it computes while they are copied, by length of the prompt.\n"
         "With --resume FILE each check is written to FILE when it is done, and what FILE has is\n"
         "not done again. Exit status 5: a check failed. When a GPU is used, forms of kernels\n"

@@ -19,7 +19,7 @@
 enum { ACTIVATIONS = 4, MATRICES = 3 };
 
 static const uint32_t token_counts[] = {1, 2, 8, 32, 512, 8192};
-static const uint32_t prompts[] = {512, 2048, 8192, 16384, 32768, 65536};
+static const uint32_t prompts[] = {512, 2048, 4096, 8192, 16384, 32768, 65536};
 static const char *const activations[ACTIVATIONS] = {"silu", "silu-clamped", "swiglu-oai", "situ"};
 static const char *const matrices[MATRICES] = {"gate", "up", "down"};
 static const char *const states[] = {"open", "ok", "FAILED", "absent", "error"};
@@ -51,7 +51,7 @@ int certify_init(struct certify *c, struct numoe_gpu *gpu)
 {
     const struct numoe_gpu_properties *p = numoe_gpu_get(gpu);
     const size_t most =
-        (size_t)(NUMOE_GPU_FORMS + 1) * (ACTIVATIONS * TOKEN_COUNTS * 2 + MATRICES) + 1 + PROMPTS;
+        (size_t)(NUMOE_GPU_FORMS + 1) * (ACTIVATIONS * TOKEN_COUNTS * 2 + MATRICES) + 2 + PROMPTS;
     char form[16];
 
     *c = (struct certify){.gpu = gpu, .checks = calloc(most, sizeof *c->checks)};
@@ -80,6 +80,7 @@ int certify_init(struct certify *c, struct numoe_gpu *gpu)
             check->matrix = m;
             snprintf(check->id, sizeof check->id, "codes.%s.%s", form, matrices[m]);
         }
+    snprintf(next(c, CERTIFY_MARLIN)->id, sizeof c->checks->id, "marlin.repack");
     snprintf(next(c, CERTIFY_RATES)->id, sizeof c->checks->id, "rates");
     for (int i = 0; i < PROMPTS; i++) {
         struct certify_check *check = next(c, CERTIFY_PREFILL);
@@ -394,6 +395,9 @@ static int do_check(struct certify *c, struct certify_check *check, struct numoe
         break;
     case CERTIFY_CODES:
         rc = numoe_gpu_certify_codes(c->gpu, form, (enum numoe_matrix)check->matrix, &found, error);
+        break;
+    case CERTIFY_MARLIN:
+        rc = numoe_gpu_certify_marlin(c->gpu, &found, error);
         break;
     case CERTIFY_RATES:
         rc =

@@ -58,6 +58,10 @@ cudaError_t numoe_cuda_ffn_launch(const struct numoe_cuda_device *device,
 cudaError_t numoe_cuda_round(const float *from, uint16_t *to, uint64_t to_stride, uint64_t rows,
                              uint64_t columns, bool add, cudaStream_t stream);
 
+/** Queue repacking to Marlin's layout. @return cudaErrorInvalidValue: it cannot have such experts
+ */
+cudaError_t numoe_cuda_marlin(const struct numoe_cuda_marlin *marlin, cudaStream_t stream);
+
 /** Registers, spilled bytes and shared memory of each kernel on the current device. */
 struct numoe_cuda_kernel_info {
     const char *name;

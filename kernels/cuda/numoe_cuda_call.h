@@ -46,6 +46,21 @@ struct numoe_cuda_ffn {
     void *workspace;       /**< numoe_cuda_workspace_bytes(), 256-byte aligned */
 };
 
+/** Experts to be repacked as numoe_kernels.h draws Marlin's layout. Pointers are to device memory.
+ */
+struct numoe_cuda_marlin {
+    struct numoe_slice_shape shape;
+    uint32_t slices, experts;
+    const uint8_t *weights;
+    const uint32_t *slice_at; /**< as above; experts that are absent are left out */
+    const int32_t *slot_of;   /**< [experts] where each goes in what follows; negative: nowhere.
+                                   NULL: its own number */
+    bool interleaved;
+    /** Of slot 0; those of the next follow at once (numoe_marlin_sizes). Words are 4-byte aligned.
+     */
+    struct numoe_marlin to;
+};
+
 #ifdef __cplusplus
 }
 #endif

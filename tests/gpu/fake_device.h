@@ -22,7 +22,15 @@
 #include "gpu_ops.h"
 
 enum fake_kind { FAKE_DEVICE, FAKE_HOST, FAKE_PINNED };
-enum fake_what { FAKE_COPY_IN, FAKE_COPY_OUT, FAKE_LAUNCH, FAKE_ROUND, FAKE_RECORD, FAKE_WAIT };
+enum fake_what {
+    FAKE_COPY_IN,
+    FAKE_COPY_OUT,
+    FAKE_LAUNCH,
+    FAKE_ROUND,
+    FAKE_MARLIN,
+    FAKE_RECORD,
+    FAKE_WAIT
+};
 
 struct fake_range {
     uint8_t *address;
@@ -44,6 +52,7 @@ struct fake_op {
     struct fake_event *event;
     uint64_t ticket;
     struct numoe_cuda_ffn ffn;
+    struct numoe_cuda_marlin marlin;
     uint64_t stride, rows, columns;
     bool add;
 };
@@ -211,6 +220,37 @@ static inline void fake_rounding(struct fake *f, const struct fake_op *op)
     }
 }
 
+static inline void fake_repack(struct fake *f, const struct numoe_cuda_marlin *m)
+{
+    const uint64_t bytes = m->shape.bytes;
+    uint8_t *slices = aligned_alloc(64, m->slices * bytes);
+    struct numoe_marlin_sizes sizes;
+
+    numoe_marlin_sizes(&m->shape, m->slices, &sizes);
+    for (uint32_t e = 0; e < m->experts; e++) {
+        const uint32_t *at = m->slice_at + e * (uint64_t)m->slices;
+        const int64_t slot = m->slot_of ? m->slot_of[e] : (int64_t)e;
+        if (at[0] == NUMOE_CUDA_ABSENT || slot < 0)
+            continue;
+        const struct numoe_marlin to = {
+            .gate_up = m->to.gate_up + slot * sizes.gate_up_words,
+            .gate_up_scales = m->to.gate_up_scales + slot * sizes.gate_up_scales,
+            .down = m->to.down + slot * sizes.down_words,
+            .down_scales = m->to.down_scales + slot * sizes.down_scales};
+        if (!fake_is(f, to.gate_up, 4 * sizes.gate_up_words, true) ||
+            !fake_is(f, to.gate_up_scales, sizes.gate_up_scales, true) ||
+            !fake_is(f, to.down, 4 * sizes.down_words, true) ||
+            !fake_is(f, to.down_scales, sizes.down_scales, true)) {
+            fake_wrong(f, "repacking to memory that is not the device's");
+            break;
+        }
+        for (uint32_t s = 0; s < m->slices; s++)
+            memcpy(slices + s * bytes, m->weights + at[s] * 64ull, bytes);
+        numoe_marlin_reference(&m->shape, slices, m->slices, m->interleaved, &to);
+    }
+    free(slices);
+}
+
 /* Do the first thing of a stream if it can be done. */
 static inline bool fake_step(struct fake *f, struct fake_stream *s)
 {
@@ -241,6 +281,9 @@ static inline bool fake_step(struct fake *f, struct fake_stream *s)
         break;
     case FAKE_ROUND:
         fake_rounding(f, op);
+        break;
+    case FAKE_MARLIN:
+        fake_repack(f, &op->marlin);
         break;
     }
     s->head++;
@@ -636,6 +679,13 @@ static inline int fake_launch(void *device, void *stream, const struct numoe_cud
     return fake_push(device, stream, (struct fake_op){.what = FAKE_LAUNCH, .ffn = *ffn});
 }
 
+static inline int fake_marlin(void *device, void *stream, const struct numoe_cuda_marlin *marlin)
+{
+    const int e = fake_call(device);
+    return e ? e
+             : fake_push(device, stream, (struct fake_op){.what = FAKE_MARLIN, .marlin = *marlin});
+}
+
 static inline void fake_clear_error(void *device)
 {
     ((struct fake *)device)->error_pending = false;
@@ -674,6 +724,7 @@ static const struct gpu_ops fake_ops = {
     .launch = fake_launch,
     .replay = fake_replay,
     .round = fake_round,
+    .marlin = fake_marlin,
     .clear_error = fake_clear_error,
     .error_text = fake_text,
 };

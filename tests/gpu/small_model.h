@@ -13,7 +13,18 @@
 #include "fake_device.h"
 #include "gpu_model.h"
 
-enum { HIDDEN = 40, INTERMEDIATE = 64, SLICES = 2, EXPERTS = 4, LAYERS = 5, NODES = 2, TOP_K = 2 };
+#ifndef SMALL_HIDDEN
+#define SMALL_HIDDEN 40
+#endif
+enum {
+    HIDDEN = SMALL_HIDDEN,
+    INTERMEDIATE = 64,
+    SLICES = 2,
+    EXPERTS = 4,
+    LAYERS = 5,
+    NODES = 2,
+    TOP_K = 2
+};
 enum { ABSENT_LAYER = 2, ABSENT_EXPERT = 1 };
 
 /* A small model over two nodes; the boundary between them moves with layer and expert. */

@@ -1,4 +1,5 @@
-/* Calls in graphs: what is captured, what is refused, and replays among calls of every other kind. */
+/* Calls in graphs: what is captured, what is refused, and replays among calls of every other kind.
+ */
 #include "small_model.h"
 
 enum { PART = 4096, GRAPHS = 4 };
@@ -41,8 +42,7 @@ static bool replay_right(const struct model *m, struct fake *f, struct captured 
     memcpy(c->host + 2 * PART, c->batch.routing, sizeof c->batch.routing);
     cr_assert_eq(fake_copy_in(f, stream, c->memory, c->host, 3 * PART), 0);
     cr_assert_eq(fake_graph_launch(f, stream, &c->graph), 0);
-    cr_assert_eq(
-        fake_copy_out(f, stream, c->host + 3 * PART, c->memory + 3 * PART, PART), 0);
+    cr_assert_eq(fake_copy_out(f, stream, c->host + 3 * PART, c->memory + 3 * PART, PART), 0);
     cr_assert_eq(fake_stream_sync(f, stream), 0);
     return rows_right(m, c->layer, &c->batch, c->host + 3 * PART);
 }
@@ -177,8 +177,9 @@ Test(gpu_capture, of_some_experts)
     for (int i = 0; i < 3; i++)
         call_on_host(m, model, 0);
     cr_expect_eq(numoe_gpu_hold(model, 0, NULL, 0, &error), -ENOMEM);
-    cr_expect_not_null(strstr(error.message, "4 of layer 0 are to be held, and there is room for 3"),
-                       "%s", error.message);
+    cr_expect_not_null(
+        strstr(error.message, "4 of layer 0 are to be held, and there is room for 3"), "%s",
+        error.message);
     cr_expect_eq(numoe_gpu_hold(model, LAYERS, NULL, 0, NULL), -EINVAL);
     cr_assert_eq(numoe_gpu_hold(model, 0, some, 5, NULL), 0);
     numoe_gpu_held(model, 0, held);
