@@ -17,9 +17,9 @@
 
 struct gpu_division {
     uint32_t devices, groups;
-    uint32_t group[NUMOE_GPU_MOST];                       /* of a device */
+    uint32_t group[NUMOE_GPU_MOST];                      /* of a device */
     uint32_t begin[NUMOE_GPU_MOST], end[NUMOE_GPU_MOST]; /* its experts: of its group's weight */
-    uint32_t weight[NUMOE_GPU_MOST];                      /* of a group */
+    uint32_t weight[NUMOE_GPU_MOST];                     /* of a group */
 };
 
 /*

@@ -102,6 +102,9 @@ int numoe_gpu_piece_marlin(struct numoe_gpu_model *m, void *stream,
         return rc;
     if (!piece->slice_at)
         return numoe_error_set(error, -EINVAL, "piece", "there is none: it is past the last");
+    if (m->stream.uneven)
+        return numoe_error_set(error, -ENOTSUP, "piece",
+                               "the device has some slices of each expert, and not all");
     if (numoe_marlin_sizes(&marlin.shape, marlin.slices, &sizes))
         return numoe_error_set(error, -EINVAL, "marlin",
                                "a hidden width of %llu that is no multiple of 64, or %u slices "
@@ -176,6 +179,10 @@ int numoe_gpu_hold(struct numoe_gpu_model *m, uint64_t layer, const int32_t *ids
     if (layer >= m->source.layers)
         return numoe_error_set(error, -EINVAL, "layer", "%llu of %llu", (unsigned long long)layer,
                                (unsigned long long)m->source.layers);
+    if (m->several)
+        return numoe_error_set(error, -ENOTSUP, "model",
+                               "is on %u devices: each has its part (numoe_gpu_model_part)",
+                               m->several->count);
     if (m->running)
         return numoe_error_set(error, -EBUSY, "layer", "another call is not over");
     count_need(m, ids, count);
@@ -184,7 +191,7 @@ int numoe_gpu_hold(struct numoe_gpu_model *m, uint64_t layer, const int32_t *ids
 
 void numoe_gpu_release(struct numoe_gpu_model *m, uint64_t layer)
 {
-    if (layer < m->source.layers)
+    if (!m->several && layer < m->source.layers)
         gpu_stream_loose(&m->stream, layer);
 }
 

@@ -617,6 +617,8 @@ void gpu_pass_end(struct numoe_gpu_model *m, uint64_t tokens, int rc)
                        m->gpu->ops->elapsed(m->gpu->device, m->began, m->ended, &m->took_ms), NULL,
                        "timing a call"))
         m->took_ms = -1;
+    if (!rc)
+        gpu_trace_drain(m->stream.trace);
     m->running = false;
     m->calls += !rc;
     m->tokens += tokens;

@@ -22,6 +22,7 @@ static void model_free(struct numoe_gpu_model *m)
         gpu_judge(gpu, ops->stream_sync(gpu->device, m->results), NULL, "the last outputs");
         gpu_judge(gpu, ops->stream_destroy(gpu->device, m->results), NULL, "freeing a stream");
     }
+    gpu_trace_free(m->stream.trace);
     gpu_stream_fini(&m->stream);
     if (m->computed)
         gpu_judge(gpu, ops->event_destroy(gpu->device, m->computed), NULL, "freeing an event");
@@ -370,6 +371,37 @@ int numoe_gpu_bring(struct numoe_gpu_model *m, uint64_t layer, uint32_t most,
             break;
         rc = gpu_stream_bring(&m->stream, layer, e, error);
     }
+    return rc;
+}
+
+static int trace_part(struct numoe_gpu_model *m, uint32_t part,
+                      void (*tell)(void *user, const struct numoe_gpu_span *span), void *user,
+                      struct numoe_error *error)
+{
+    struct numoe_error why = NUMOE_ERROR_INIT;
+    int rc = gpu_enter(m->gpu, error);
+
+    if (!rc && (m->running || m->stream.in_call || m->stream.trace))
+        rc = numoe_error_set(error, -EBUSY, "trace",
+                             m->stream.trace ? "is on already" : "a call is not over");
+    if (rc)
+        return rc;
+    m->stream.trace = gpu_trace_make(m->gpu, part, m->stream.compute, tell, user, &why);
+    if (m->stream.trace)
+        return 0;
+    if (error)
+        *error = why;
+    return numoe_gpu_health(m->gpu, NULL) ? -EIO : -ENOMEM;
+}
+
+int numoe_gpu_trace(struct numoe_gpu_model *m,
+                    void (*tell)(void *user, const struct numoe_gpu_span *span), void *user,
+                    struct numoe_error *error)
+{
+    int rc = 0;
+
+    for (uint32_t i = 0; !rc && i < numoe_gpu_model_parts(m); i++)
+        rc = trace_part(numoe_gpu_model_part(m, i), i, tell, user, error);
     return rc;
 }
 

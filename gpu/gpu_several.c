@@ -5,7 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- a part's source: the whole model's, less what others have -------------------------------- */
+/* ---- a part's source: the whole model's, less what others have --------------------------------
+ */
 
 static void arena(void *user, uint32_t index, void **address, uint64_t *bytes)
 {
@@ -139,7 +140,8 @@ static int make_part(struct gpu_several *s, uint32_t i, struct numoe_gpu *const 
     return gpu_model_make(gpus[i], &source, options, &s->pinned, sharers, &part->model, error);
 }
 
-/* ---- how fast the links are ------------------------------------------------------------------- */
+/* ---- how fast the links are -------------------------------------------------------------------
+ */
 
 #define LINK_BYTES ((uint64_t)32 << 20)
 #define LINK_COPIES 4
@@ -260,7 +262,8 @@ static void weigh(const struct gpu_several *s, uint32_t *weight)
     }
 }
 
-/* ---- making ----------------------------------------------------------------------------------- */
+/* ---- making -----------------------------------------------------------------------------------
+ */
 
 static int divide(struct gpu_several *s, struct numoe_gpu *const *gpus, const uint32_t *weight)
 {
@@ -378,7 +381,8 @@ int numoe_gpu_model_create_over(struct numoe_gpu *const *gpus, uint32_t count,
     return 0;
 }
 
-/* ---- calls ------------------------------------------------------------------------------------ */
+/* ---- calls ------------------------------------------------------------------------------------
+ */
 
 /* A part of a call: fp32 outputs, to be summed by the host. */
 static struct numoe_gpu_call part_of(const struct numoe_gpu_call *call)
@@ -454,7 +458,8 @@ int gpu_several_finish(struct gpu_several *s, const struct numoe_gpu_call *call,
     return rc;
 }
 
-/* ---- what is told ----------------------------------------------------------------------------- */
+/* ---- what is told -----------------------------------------------------------------------------
+ */
 
 void gpu_several_held(const struct gpu_several *s, uint64_t layer, uint8_t *held)
 {
@@ -483,8 +488,8 @@ void gpu_several_report(const struct gpu_several *s, struct numoe_gpu_report *re
     for (uint32_t i = 1; i < s->count; i++) {
         numoe_gpu_model_report(s->parts[i].model, &part);
         report->resident = report->resident && part.resident;
-        report->expert_bytes = part.expert_bytes > report->expert_bytes ? part.expert_bytes
-                                                                        : report->expert_bytes;
+        report->expert_bytes =
+            part.expert_bytes > report->expert_bytes ? part.expert_bytes : report->expert_bytes;
         report->device_bytes += part.device_bytes;
         report->cells += part.cells;
         report->experts += part.experts;

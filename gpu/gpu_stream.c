@@ -61,6 +61,8 @@ static void drop_piece(struct gpu_stream *s, struct gpu_piece *p)
                       "marking a piece as given up");
         s->filling = NULL;
         s->batch_count = 0;
+        gpu_trace_drop(s->copying);
+        s->copying = NULL;
     }
     for (uint32_t i = p->first; i < p->end; i++)
         if (!gpu_cache_holds(&s->cache, job->layer, job->list[i]))
@@ -412,9 +414,15 @@ static int send_table(struct gpu_stream *s, struct numoe_error *error)
 static int fill(struct gpu_stream *s, bool block, bool *stuck, struct numoe_error *error)
 {
     struct gpu_piece *p = s->filling;
-    int rc = s->table_sent ? 0 : send_table(s, error);
+    int rc = 0;
 
     *stuck = false;
+    if (!s->table_sent) {
+        s->copied_before = s->copied_bytes;
+        s->copying =
+            gpu_trace_begin(s->trace, NUMOE_GPU_SPAN_COPY, s->jobs[p->job].layer, s->copies);
+        rc = send_table(s, error);
+    }
     while (!rc && s->copy_at < s->copy_count) {
         const struct gpu_copy *c = &s->copy[s->copy_at];
         uint64_t bytes = c->bytes - s->copy_offset, to = c->to + s->copy_offset;
@@ -453,6 +461,9 @@ static int fill(struct gpu_stream *s, bool block, bool *stuck, struct numoe_erro
         return rc;
     }
     if (!*stuck) {
+        gpu_trace_end(s->trace, s->copying, s->copies, p->end - p->first,
+                      s->copied_bytes - s->copied_before);
+        s->copying = NULL;
         p->state = GPU_PIECE_QUEUED;
         s->copied_experts += p->end - p->first;
         s->filling = NULL;
@@ -594,6 +605,30 @@ static int send_kept(struct gpu_stream *s, uint64_t layer, void *on, struct numo
     return rc;
 }
 
+/* Of `on`, if that is the stream of calls on host memory: an engine's may hold several parts at
+ * once.
+ */
+static void mark_computing(struct gpu_stream *s, void *on)
+{
+    gpu_trace_drop(s->computing);
+    s->computing = on == s->compute ? gpu_trace_begin(s->trace, NUMOE_GPU_SPAN_COMPUTE,
+                                                      s->jobs[s->current].layer, on)
+                                    : NULL;
+}
+
+/* Experts of the part that are asked for. */
+static uint64_t count_computed(const struct gpu_stream *s, const struct gpu_piece *p)
+{
+    const struct gpu_job *job = &s->jobs[s->current];
+    uint64_t count = 0;
+
+    for (uint32_t i = p ? p->first : 0; p && i < p->end; i++)
+        count += s->need[job->list[i]] != 0;
+    for (uint32_t e = 0; !p && e < s->source->experts; e++)
+        count += s->need[e] && gpu_cache_holds(&s->cache, job->layer, e);
+    return count;
+}
+
 static int give_kept(struct gpu_stream *s, const struct gpu_job *job, void *on,
                      struct gpu_part *part, struct numoe_error *error)
 {
@@ -608,6 +643,7 @@ static int give_kept(struct gpu_stream *s, const struct gpu_job *job, void *on,
     if (rc)
         return rc;
     part->slice_at = gpu_stream_table(s, s->tables, job->layer);
+    mark_computing(s, on);
     return 0;
 }
 
@@ -698,6 +734,7 @@ int gpu_stream_next(struct gpu_stream *s, void *on, struct gpu_part *part,
                        "waiting for layer %llu", (unsigned long long)job->layer);
         if (rc)
             return rc;
+        mark_computing(s, on);
         p->state = GPU_PIECE_TAKEN;
         s->pieces_taken++;
         part->piece = p;
@@ -715,6 +752,10 @@ int gpu_stream_done(struct gpu_stream *s, void *on, const struct gpu_part *part,
     bool cells = !p;
     int rc = 0;
 
+    if (s->computing && on == s->compute) {
+        gpu_trace_end(s->trace, s->computing, on, count_computed(s, p), 0);
+        s->computing = NULL;
+    }
     for (uint32_t i = p ? p->first : 0; p && !cells && i < p->end; i++)
         cells = cell_of(s, job, i) != GPU_NO_CELL;
     if (cells || s->bias)
@@ -754,6 +795,8 @@ void gpu_stream_end(struct gpu_stream *s, void *on)
         waited = true;
         drop_piece(s, p);
     }
+    gpu_trace_drop(s->computing);
+    s->computing = NULL;
     drop_job(s, s->current);
     s->in_call = false;
     s->need = NULL;

@@ -8,6 +8,7 @@
 
 #include "gpu_cache.h"
 #include "gpu_pinned.h"
+#include "gpu_trace.h"
 #include "gpu_window.h"
 
 #define GPU_NO_LAYER UINT64_MAX
@@ -80,6 +81,10 @@ struct gpu_stream {
     uint64_t *batch_bytes;
     uint32_t batch_count;
     bool table_sent;
+
+    struct gpu_trace *trace; /* NULL: nobody is told */
+    struct gpu_mark *copying, *computing;
+    uint64_t copied_before; /* copied_bytes when the piece began to be filled */
 
     uint64_t jobs_begun, copied_bytes, copied_experts, found_experts, pieces_taken, batches;
 };

@@ -269,6 +269,31 @@ void numoe_gpu_held(const struct numoe_gpu_model *model, uint64_t layer, uint8_t
 int numoe_gpu_profile_save(const struct numoe_gpu_model *model, const char *path,
                            struct numoe_error *error);
 
+/* ---- tracing -------------------------------------------------------------------------------- */
+
+enum numoe_gpu_span_kind {
+    NUMOE_GPU_SPAN_COPY,   /**< a piece of a layer's experts over the link */
+    NUMOE_GPU_SPAN_COMPUTE /**< a piece, or the experts that stay, computed for all tokens */
+};
+
+struct numoe_gpu_span {
+    enum numoe_gpu_span_kind kind;
+    uint32_t part;                  /**< of several devices: which */
+    uint64_t layer, experts, bytes; /**< bytes: copied */
+    uint64_t begin_ns, end_ns;      /**< of CLOCK_MONOTONIC */
+};
+
+/**
+ * From now on tell of copies and of computations for numoe_gpu_forward, start and finish, in the
+ * order in which they are found to be over: by a call of numoe_gpu_finish or forward, in its
+ * thread. The device's clock is set beside the host's now; to some 10 us.
+ * @param tell  must not call into the model
+ * @return 0; -ENOMEM, -EIO; -EBUSY: a call is not over, or it is on already
+ */
+int numoe_gpu_trace(struct numoe_gpu_model *model,
+                    void (*tell)(void *user, const struct numoe_gpu_span *span), void *user,
+                    struct numoe_error *error);
+
 /* ---- for engines: a stream of the caller's ------------------------------------------------------
  *
  * A stream is CUDA's cudaStream_t, of the same device. These wait for the device only where a

@@ -63,9 +63,8 @@ static void codes(const struct reading *r, uint64_t width, uint64_t depth, uint3
                     for (unsigned nibble = 0; nibble < 8; nibble++) {
                         const unsigned e = order[nibble];
                         unsigned scale;
-                        const unsigned code =
-                            read_at(r, n + 16 * block + 8 * (e / 4) + lane / 4,
-                                    k + 2 * (lane % 4) + apart[e % 4], &scale);
+                        const unsigned code = read_at(r, n + 16 * block + 8 * (e / 4) + lane / 4,
+                                                      k + 2 * (lane % 4) + apart[e % 4], &scale);
                         word |= (uint32_t)code << (4 * nibble);
                     }
                     *out++ = word;

@@ -162,6 +162,20 @@ static uint32_t distance(void *user, uint32_t index, uint32_t os_node)
     return from == NUMOE_NONE || to == NUMOE_NONE ? 0 : numoe_machine_distance(machine, from, to);
 }
 
+/* Whoever finishes a call has the turn. */
+static void trace_span(void *user, const struct numoe_gpu_span *span)
+{
+    struct numoe_trace *trace = user;
+    const bool copy = span->kind == NUMOE_GPU_SPAN_COPY;
+    const struct trace_event event = {
+        .begin_ns = span->begin_ns,
+        .end_ns = span->end_ns,
+        .kind = copy ? TRACE_GPU_COPY : TRACE_GPU_COMPUTE,
+        .args = {(uint32_t)span->layer, (uint32_t)span->experts, (uint32_t)(span->bytes >> 10)}};
+
+    numoe_trace_add(trace, numoe_trace_gpu(trace, span->part, copy), &event);
+}
+
 int numoe_gpu_attach(struct numoe_model *model, struct numoe_error *error)
 {
     struct numoe *context = model->context;
@@ -212,6 +226,10 @@ int numoe_gpu_attach(struct numoe_model *model, struct numoe_error *error)
         pthread_mutex_unlock(&context->turn);
         return numoe_error_set(error, -ENOMEM, "model", "out of memory");
     }
+    if (model->gpu && context->trace &&
+        numoe_gpu_trace(model->gpu, trace_span, context->trace, &why))
+        numoe_log_write(&context->log, NUMOE_LOG_WARNING, "the trace is without the GPU: %s",
+                        why.message);
     pthread_mutex_unlock(&context->turn);
     return 0;
 }

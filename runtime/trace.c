@@ -43,7 +43,7 @@ struct numoe_trace {
 struct numoe_trace *numoe_trace_create(uint32_t workers, uint32_t events)
 {
     struct numoe_trace *trace = calloc(1, sizeof *trace);
-    const uint64_t rings = (uint64_t)workers + 1;
+    const uint64_t rings = (uint64_t)workers + TRACE_RINGS_BESIDES;
     uint64_t slots;
 
     if (!trace)
@@ -82,7 +82,7 @@ static uint64_t pack(uint32_t low, uint32_t high)
     return (uint64_t)high << 32 | low;
 }
 
-static void add(struct numoe_trace *trace, uint32_t index, const struct trace_event *event)
+void numoe_trace_add(struct numoe_trace *trace, uint32_t index, const struct trace_event *event)
 {
     struct ring *ring = &trace->rings[index];
     const uint64_t head = atomic_load_explicit(&ring->head, memory_order_relaxed);
@@ -103,7 +103,7 @@ uint64_t numoe_trace_span(struct numoe_trace *trace, uint32_t ring, enum trace_k
     struct trace_event event = {.begin_ns = since, .end_ns = numoe_now_ns(), .kind = kind};
 
     memcpy(event.args, args, sizeof event.args);
-    add(trace, ring, &event);
+    numoe_trace_add(trace, ring, &event);
     return event.end_ns;
 }
 
@@ -131,7 +131,7 @@ void numoe_trace_pool_event(void *user, const struct numoe_pool_event *from)
         event.kind = TRACE_JOIN;
         break;
     }
-    add(user, from->worker, &event);
+    numoe_trace_add(user, from->worker, &event);
 }
 
 static void unpack(const uint64_t words[WORDS], struct trace_event *event)

@@ -1,5 +1,5 @@
 /*
- * trace.h - what happened when, kept in a ring for each worker and one for calls.
+ * trace.h - what happened when, kept in a ring for each worker, one for calls and two for each GPU.
  *
  * Each ring has one writer at a time: its worker, or whoever holds the context's turn. Nothing is
  * allocated or written to a file while calls run; numoe_trace_write (trace_write.c) reads the rings
@@ -11,6 +11,7 @@
 #define NUMOE_TRACE_H
 
 #include "base/clock.h"
+#include "numoe_gpu.h"
 #include "numoe_pool.h"
 
 #include <stdint.h>
@@ -24,6 +25,9 @@ enum trace_kind {
     TRACE_LAY_OUT, /* layer, tokens, lanes */
     TRACE_GPU,     /* layer, tokens */
     TRACE_RUN,     /* layer, tokens, lanes */
+    /* of the GPU, by the host's clock */
+    TRACE_GPU_COPY,    /* layer, experts, KiB */
+    TRACE_GPU_COMPUTE, /* layer, experts */
     /* of workers */
     TRACE_RECORDS, /* layer, first token, tokens */
     TRACE_EXPERT,  /* layer, expert, slices, tokens, lane */
@@ -52,7 +56,8 @@ struct trace_event {
 
 struct numoe_trace;
 
-/* Rings of `events` for each of `workers`, and one for calls. NULL: out of memory. */
+/* Rings of `events` for each of `workers`, one for calls, and those of GPUs. NULL: out of memory.
+ */
 struct numoe_trace *numoe_trace_create(uint32_t workers, uint32_t events);
 void numoe_trace_free(struct numoe_trace *trace);
 
@@ -61,6 +66,17 @@ uint32_t numoe_trace_workers(const struct numoe_trace *trace);
 static inline uint32_t numoe_trace_calls(const struct numoe_trace *trace)
 {
     return numoe_trace_workers(trace);
+}
+
+/* The ring of the copies, or of the computations, of a GPU; and how many rings there are. */
+static inline uint32_t numoe_trace_gpu(const struct numoe_trace *trace, uint32_t gpu, bool copies)
+{
+    return numoe_trace_workers(trace) + 1 + 2 * gpu + !copies;
+}
+enum { TRACE_RINGS_BESIDES = 1 + 2 * NUMOE_GPU_MOST };
+static inline uint32_t numoe_trace_rings(const struct numoe_trace *trace)
+{
+    return numoe_trace_workers(trace) + TRACE_RINGS_BESIDES;
 }
 
 /* When something begins; 0 without a trace. */
@@ -72,6 +88,9 @@ static inline uint64_t numoe_trace_now(const struct numoe_trace *trace)
 /* Keep an event that ends now; returns when that is. */
 uint64_t numoe_trace_span(struct numoe_trace *trace, uint32_t ring, enum trace_kind kind,
                           uint64_t since, const uint32_t args[TRACE_ARGS]);
+
+/* Keep an event. */
+void numoe_trace_add(struct numoe_trace *trace, uint32_t ring, const struct trace_event *event);
 
 /* The pool's observer; user is the trace. */
 void numoe_trace_pool_event(void *user, const struct numoe_pool_event *event);

@@ -1,8 +1,9 @@
 /*
  * A trace as a file: Chrome's JSON trace event format, which Perfetto opens.
  *
- * Tracks: calls; phases, which are those of the pool's jobs; and one for each worker. All spans are
- * complete events ("X"), so that beginnings and ends match; those of a track are sorted and nest.
+ * Tracks: calls; copies and computations of GPUs; phases, which are those of the pool's jobs; and
+ * one for each worker. All spans are complete events ("X"), so that beginnings and ends match;
+ * those of a track are sorted and nest.
  *
  * Within a phase two parts are worked out from the items of its workers: "fork", from the opening
  * of a job's first phase until the last worker that takes part began, and "barrier", from when the
@@ -17,7 +18,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { PROCESS = 1, TRACK_CALLS = 1, TRACK_PHASES = 2, TRACK_WORKERS = 10 };
+enum {
+    PROCESS = 1,
+    TRACK_CALLS = 1,
+    TRACK_PHASES,
+    TRACK_WORKERS = 10,
+    TRACK_GPUS = 10000 /* two each */
+};
 
 static const struct {
     const char *name;
@@ -29,6 +36,8 @@ static const struct {
     [TRACE_LAY_OUT] = {"lay out", {"layer", "tokens", "lanes"}},
     [TRACE_GPU] = {"gpu", {"layer", "tokens"}},
     [TRACE_RUN] = {"run", {"layer", "tokens", "lanes"}},
+    [TRACE_GPU_COPY] = {"copy", {"layer", "experts", "kib"}},
+    [TRACE_GPU_COMPUTE] = {"compute", {"layer", "experts"}},
     [TRACE_RECORDS] = {"records", {"layer", "first_token", "tokens"}},
     [TRACE_EXPERT] = {"expert", {"layer", "expert", "slices", "tokens", "lane"}},
     [TRACE_COMBINE] = {"combine", {"layer", "token", "rows", "chunk"}},
@@ -52,8 +61,8 @@ struct lane {
 struct writer {
     FILE *out;
     uint64_t origin_ns;
-    struct lane *lanes; /* workers, then calls */
-    uint32_t workers;
+    struct lane *lanes; /* workers, then calls, then GPUs' */
+    uint32_t workers, rings;
     struct trace_event *phases; /* of all workers, with joins */
     uint64_t phase_count;
     uint64_t whole_ns; /* from here on nothing was dropped */
@@ -109,12 +118,20 @@ static void put_event(struct writer *w, const struct trace_event *event, uint32_
     put_args(w, event);
 }
 
+/* Where a track stands: GPUs between phases and workers. */
+static uint32_t order_of(uint32_t track)
+{
+    if (track >= TRACK_GPUS)
+        return TRACK_WORKERS + track - TRACK_GPUS;
+    return track >= TRACK_WORKERS ? track + 2 * NUMOE_GPU_MOST : track;
+}
+
 static void put_track(struct writer *w, uint32_t track, const char *name, uint64_t dropped)
 {
     begin_event(w, "thread_name", 'M', track);
     fprintf(w->out, ",\"args\":{\"name\":\"%s\"}}", name);
     begin_event(w, "thread_sort_index", 'M', track);
-    fprintf(w->out, ",\"args\":{\"sort_index\":%" PRIu32 "}}", track);
+    fprintf(w->out, ",\"args\":{\"sort_index\":%" PRIu32 "}}", order_of(track));
     if (!dropped)
         return;
     begin_event(w, "older events dropped", 'i', track);
@@ -147,14 +164,14 @@ static int sort_out(struct writer *w)
 {
     uint64_t count = 0;
 
-    for (uint32_t l = 0; l <= w->workers; l++)
+    for (uint32_t l = 0; l < w->rings; l++)
         for (uint64_t i = 0; i < w->lanes[l].count; i++)
             count += of_phases(&w->lanes[l].events[i]);
     w->phases = malloc((count + 1) * sizeof *w->phases);
     if (!w->phases)
         return -ENOMEM;
     w->origin_ns = UINT64_MAX;
-    for (uint32_t l = 0; l <= w->workers; l++) {
+    for (uint32_t l = 0; l < w->rings; l++) {
         struct lane *lane = &w->lanes[l];
         uint64_t kept = 0;
 
@@ -259,12 +276,27 @@ static void put_workers(struct writer *w, const struct numoe *context)
     }
 }
 
+/* No tracks for GPUs that are not there. */
+static void put_gpus(struct writer *w, const struct lane *lanes)
+{
+    for (uint32_t i = 0; i < 2 * NUMOE_GPU_MOST; i++) {
+        char name[32];
+
+        if (!lanes[i].count)
+            continue;
+        snprintf(name, sizeof name, "GPU %" PRIu32 " %s", i / 2, i % 2 ? "computing" : "copies");
+        put_track(w, TRACK_GPUS + i, name, lanes[i].dropped);
+        for (uint64_t e = 0; e < lanes[i].count; e++)
+            put_event(w, &lanes[i].events[e], TRACK_GPUS + i);
+    }
+}
+
 static int put_all(struct writer *w, const struct numoe *context)
 {
     const struct lane *calls = &w->lanes[w->workers];
     uint64_t dropped = 0;
 
-    for (uint32_t l = 0; l <= w->workers; l++)
+    for (uint32_t l = 0; l < w->rings; l++)
         dropped += w->lanes[l].dropped;
     fprintf(w->out,
             "{\"displayTimeUnit\":\"ns\",\"otherData\":{\"producer\":\"numoe %s\","
@@ -275,6 +307,7 @@ static int put_all(struct writer *w, const struct numoe *context)
     put_track(w, TRACK_CALLS, "calls", calls->dropped);
     for (uint64_t i = 0; i < calls->count; i++)
         put_event(w, &calls->events[i], TRACK_CALLS);
+    put_gpus(w, calls + 1);
     put_phases(w);
     put_workers(w, context);
     fputs("\n]}\n", w->out);
@@ -289,17 +322,18 @@ int numoe_trace_write(struct numoe *context, FILE *out)
     if (!context || !out || !context->trace)
         return -EINVAL;
     w.workers = numoe_trace_workers(context->trace);
-    w.lanes = calloc((size_t)w.workers + 1, sizeof *w.lanes);
+    w.rings = numoe_trace_rings(context->trace);
+    w.lanes = calloc(w.rings, sizeof *w.lanes);
     if (!w.lanes)
         return -ENOMEM;
-    for (uint32_t l = 0; l <= w.workers && !rc; l++)
+    for (uint32_t l = 0; l < w.rings && !rc; l++)
         rc = numoe_trace_read(context->trace, l, &w.lanes[l].events, &w.lanes[l].count,
                               &w.lanes[l].dropped);
     if (!rc)
         rc = sort_out(&w);
     if (!rc)
         rc = put_all(&w, context);
-    for (uint32_t l = 0; l <= w.workers; l++)
+    for (uint32_t l = 0; l < w.rings; l++)
         free(w.lanes[l].events);
     free(w.lanes);
     free(w.phases);

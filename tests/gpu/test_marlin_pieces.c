@@ -62,9 +62,8 @@ static void run_seed(uint64_t seed)
                 numoe_gpu_piece_marlin(model, stream, &piece, slot_of, interleaved, &to, NULL), 0);
             cr_assert_eq(numoe_gpu_piece_done(model, stream, &piece, NULL), 0);
         }
-        cr_expect_eq(
-            numoe_gpu_piece_marlin(model, stream, &piece, slot_of, interleaved, &to, NULL),
-            -EINVAL);
+        cr_expect_eq(numoe_gpu_piece_marlin(model, stream, &piece, slot_of, interleaved, &to, NULL),
+                     -EINVAL);
         numoe_gpu_pieces_end(model, stream);
         cr_assert_eq(fake_stream_sync(f, stream), 0);
         for (int e = 0; e < EXPERTS; e++) {

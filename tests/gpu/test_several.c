@@ -9,7 +9,8 @@
 
 enum { MOST = 4 };
 
-/* ---- the division ----------------------------------------------------------------------------- */
+/* ---- the division -----------------------------------------------------------------------------
+ */
 
 static void divide(uint32_t devices, const uint32_t *weight, uint32_t regions,
                    const uint64_t *bytes, const uint32_t *distance, struct gpu_division *v,
@@ -95,7 +96,8 @@ Test(gpu_divide, every_expert_has_one_device_and_devices_their_due)
         }
 }
 
-/* ---- models ----------------------------------------------------------------------------------- */
+/* ---- models -----------------------------------------------------------------------------------
+ */
 
 /* Which nodes devices are on. */
 enum layout { UNKNOWN, NEAR };
@@ -188,8 +190,8 @@ static void run(struct model *m, uint32_t count, enum layout layout, uint64_t se
         for (int e = 0; e < EXPERTS; e++)
             cr_expect_leq(held[e], layer != ABSENT_LAYER || e != ABSENT_EXPERT);
         cr_assert_eq(numoe_gpu_forward(model, layer, &b.call, &done, NULL), 0);
-        cr_assert(batch_right(m, layer, &b, done), "%u devices, seed %d, call %d", count,
-                  (int)seed, i);
+        cr_assert(batch_right(m, layer, &b, done), "%u devices, seed %d, call %d", count, (int)seed,
+                  i);
         cr_expect_eq(done, b.call.tokens);
         cr_expect_geq(numoe_gpu_took_ms(model), 0);
         memcpy(outs + i * TOKENS_MOST * (HIDDEN + GAP), b.out, sizeof b.out);

@@ -53,8 +53,8 @@ Test(marlin, reference_is_as_the_golden_file)
     cr_assert_eq(bytes, 3 * (3 * H * I / 2 + 3 * H * I / 32));
     for (int interleaved = 0; interleaved < 2; interleaved++) {
         const struct numoe_marlin out = {malloc(4 * sizes.gate_up_words),
-                                         malloc(sizes.gate_up_scales),
-                                         malloc(4 * sizes.down_words), malloc(sizes.down_scales)};
+                                         malloc(sizes.gate_up_scales), malloc(4 * sizes.down_words),
+                                         malloc(sizes.down_scales)};
 
         cr_assert_eq(numoe_marlin_reference(&shape, slices, SLICES, interleaved, &out), 0);
         cr_expect_arr_eq(out.gate_up, at, 4 * sizes.gate_up_words);

@@ -298,6 +298,47 @@ Test(trace, drops_the_oldest_and_says_how_many, .timeout = 60)
     close_subject(&s);
 }
 
+/* A GPU's spans have tracks of their own, on the workers' clock; without them there are none. */
+Test(trace, shows_a_gpu, .timeout = 60)
+{
+    struct subject s = traced(2, 1000);
+    struct numoe_trace *trace = s.context->trace;
+    const uint64_t now = numoe_now_ns();
+    const struct trace_event copy = {now, now + 5000, TRACE_GPU_COPY, {7, 12, 4096}};
+    const struct trace_event compute = {now + 5000, now + 9000, TRACE_GPU_COMPUTE, {7, 12}};
+    int copies = 0, computed = 0, names = 0;
+    json_t *root, *event;
+    size_t i;
+
+    numoe_trace_add(trace, numoe_trace_gpu(trace, 0, true), &copy);
+    root = written(s.context);
+    json_array_foreach(json_object_get(root, "traceEvents"), i, event) names +=
+        !strcmp(word(event, "name"), "thread_name") &&
+        strstr(word(json_object_get(event, "args"), "name"), "GPU") != NULL;
+    cr_expect_eq(names, 1);
+    json_decref(root);
+    numoe_trace_add(trace, numoe_trace_gpu(trace, 0, false), &compute);
+    root = written(s.context);
+    json_array_foreach(json_object_get(root, "traceEvents"), i, event)
+    {
+        if (!strcmp(word(event, "name"), "copy")) {
+            copies++;
+            cr_expect_eq(argument(event, "layer"), 7);
+            cr_expect_eq(argument(event, "experts"), 12);
+            cr_expect_eq(argument(event, "kib"), 4096);
+            cr_expect_eq(time_of(event, "dur"), 5000);
+        }
+        if (!strcmp(word(event, "name"), "compute")) {
+            computed++;
+            cr_expect_eq(time_of(event, "dur"), 4000);
+        }
+    }
+    cr_expect_eq(copies, 1);
+    cr_expect_eq(computed, 1);
+    json_decref(root);
+    close_subject(&s);
+}
+
 Test(trace, may_be_written_before_anything_happened, .timeout = 60)
 {
     struct numoe_options options = NUMOE_OPTIONS_INIT;
