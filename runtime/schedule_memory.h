@@ -30,7 +30,7 @@ enum schedule_memory {
     MEMORY_TOKEN_ENDS,
     MEMORY_USES
 };
-_Static_assert(MEMORY_USES == SCHEDULE_MEMORY_USES, "a place for every use");
+_Static_assert((int)MEMORY_USES == (int)SCHEDULE_MEMORY_USES, "a place for every use");
 
 /* More than there is. */
 int schedule_more(struct numoe_schedule *schedule, enum schedule_memory use, uint64_t bytes,
