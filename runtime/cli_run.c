@@ -218,8 +218,11 @@ static void print_text(const char *directory, const struct report *report)
     if (info->read_depth)
         printf(", %" PRIu32 " blocks of %" PRIu32 " KiB", info->read_depth,
                info->read_block_bytes >> 10);
-    printf("): memory %.2f s, reading and placing %.2f s\n", info->resident_seconds,
+    printf("): memory %.2f s, reading and placing %.2f s", info->resident_seconds,
            info->placing_seconds);
+    if (info->meanwhile_seconds > 0)
+        printf(" (%.2f s of them also memory)", info->meanwhile_seconds);
+    putchar('\n');
     if (report->gpu_asked)
         cli_print_gpu(info, &report->stats, &report->gpu);
     print_cells(report);
@@ -264,7 +267,7 @@ static json_t *json_of_report(const char *directory, const struct report *report
     snprintf(digest, sizeof digest, "%016" PRIx64, report->digest);
     return json_pack(
         "{s:o*, s:o, s:{s:s, s:s, s:I, s:I, s:I, s:I, s:I}, s:{s:s, s:I, s:I, s:s}, s:{s:I, s:o, "
-        "s:s, s:o, s:o, s:I, s:I},"
+        "s:s, s:o, s:o, s:o, s:I, s:I},"
         " s:{s:I, s:I, s:I, s:I, s:I}, s:o, s:o, s:{s:o, s:o, s:b, s:s}}",
         "stats", report->stats_json, "gpu", cli_gpu_json(info, &report->stats, &report->gpu),
         "model", "directory", directory, "family", info->family, "layers",
@@ -276,7 +279,8 @@ static json_t *json_of_report(const char *directory, const struct report *report
         "load", "bytes", (json_int_t)info->checkpoint_bytes, "seconds",
         cli_json_number(info->load_seconds), "io", info->io_path, "resident_seconds",
         cli_json_number(info->resident_seconds), "placing_seconds",
-        cli_json_number(info->placing_seconds), "read_depth", (json_int_t)info->read_depth,
+        cli_json_number(info->placing_seconds), "meanwhile_seconds",
+        cli_json_number(info->meanwhile_seconds), "read_depth", (json_int_t)info->read_depth,
         "read_block_bytes", (json_int_t)info->read_block_bytes, "memory", "resident_bytes",
         (json_int_t)info->resident_bytes, "anonymous_bytes",
         (json_int_t)report->memory.anonymous_bytes, "peak_bytes",

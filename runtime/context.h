@@ -177,8 +177,12 @@ uint64_t numoe_model_bytes_on(const struct numoe_model *model, uint32_t n, uint3
 /* Bytes of a layer's slices in node n's memory, from *offset on. */
 uint64_t numoe_model_layer_bytes(const struct numoe_model *model, uint64_t layer, uint32_t n,
                                  uint64_t *offset);
-/* Make a layer's memory, or with UINT64_MAX all of the model's, resident by the workers of its
- * nodes. watch may be NULL. Returns 0, -ENOMEM, -EOVERFLOW or what the watch said. */
+/* In place of a layer. */
+#define NUMOE_ALL_LAYERS UINT64_MAX
+#define NUMOE_NO_LAYER (UINT64_MAX - 1) /* what lies behind the slices: b2 rows */
+/* Make a layer's memory, or all of the model's, or what no layer's slices lie in, resident by the
+ * workers of its nodes. watch may be NULL. Returns 0, -ENOMEM, -EOVERFLOW or what the watch said.
+ */
 int numoe_model_populate(struct numoe_model *model, uint64_t layer, const struct numoe_watch *watch,
                          struct numoe_error *error);
 

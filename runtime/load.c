@@ -282,7 +282,7 @@ static double since(int64_t began)
     return (double)((int64_t)numoe_now_ns() - began) * 1e-9;
 }
 
-static int load_experts(struct load *l)
+static int load_experts(struct load *l, bool plain)
 {
     int64_t began;
     int code = list_turns(l);
@@ -291,7 +291,7 @@ static int load_experts(struct load *l)
         return code;
     began = (int64_t)numoe_now_ns();
     begin_stage(l, NUMOE_LOAD_READING, l->turn_count * l->expert_bytes);
-    code = by_plain_reads(l) ? load_by_plain(l) : load_by_ring(l);
+    code = plain ? load_by_plain(l) : load_by_ring(l);
     l->placing_seconds = since(began);
     return code;
 }
@@ -303,6 +303,7 @@ static void unload(struct load *l)
     load_end_ring(l);
     numoe_plain_destroy(l->plain);
     load_free_placing(l);
+    load_free_resident(l);
     free(l->biases);
     free(l->turns);
     numoe_checkpoint_close(l->ckpt);
@@ -316,6 +317,7 @@ static void report(const struct load *l)
                                         .seconds = since(l->began),
                                         .resident_seconds = l->resident_seconds,
                                         .placing_seconds = l->placing_seconds,
+                                        .meanwhile_seconds = l->resident.seconds,
                                         .read_depth = l->read_depth,
                                         .read_block_bytes = l->read_block_bytes};
 
@@ -330,6 +332,7 @@ int numoe_model_load(struct numoe *context, const char *directory,
     struct numoe_load_options settings;
     struct numoe_model_desc desc;
     struct numoe_watch watch = {.look = look};
+    bool plain, later;
     int64_t began;
     struct load *l;
     int code;
@@ -361,10 +364,16 @@ int numoe_model_load(struct numoe *context, const char *directory,
     l->desc = &desc;
     begin_stage(l, NUMOE_LOAD_MEMORY, 0);
     began = (int64_t)numoe_now_ns();
-    code = numoe_model_create_watched(context, &desc, &watch, &l->model, error);
+    plain = by_plain_reads(l);
+    /* by plain reads there is nothing to do at once: all of it is work of the same processors */
+    later = !plain && !numoe_context_gpu(context);
+    code = numoe_model_create_watched(context, &desc, later ? NUMOE_RESIDENT_LATER : NUMOE_RESIDENT,
+                                      &watch, &l->model, error);
     l->resident_seconds = since(began);
+    if (code == 0 && later)
+        code = load_make_resident(l);
     if (code == 0)
-        code = load_experts(l);
+        code = load_experts(l, plain);
     if (code == 0 && settings.checksum) {
         begin_stage(l, NUMOE_LOAD_CHECKSUMS, 0);
         code = numoe_model_keep_sums(l->model, &watch, error);

@@ -1,7 +1,7 @@
 /*
  * load.h - what the parts of loading share: load.c (options, order, the whole), load_ring.c
- * (experts read ahead into a ring), load_plain.c (experts read where they are placed) and
- * load_place.c (from what was read to tile order in its place).
+ * (experts read ahead into a ring), load_plain.c (experts read where they are placed), load_place.c
+ * (from what was read to tile order in its place) and load_resident.c (the memory of that place).
  *
  * SPDX-License-Identifier: Apache-2.0
  */
@@ -40,14 +40,31 @@ struct slot {
 struct item;
 struct outcome;
 
+struct chunk {
+    uint32_t node, index;
+};
+
+/* Memory that is made resident on the way. */
+struct resident {
+    uint64_t *begin;      /* [nodes + 1] of each node's chunks in taken; NULL: all is resident */
+    bool *taken;          /* resident, or of the job at hand */
+    struct chunk *chunks; /* of the job at hand */
+    uint32_t count;
+    uint32_t *first;            /* per worker; NULL: equal shares */
+    uint64_t began;             /* the job's first phase, ... */
+    atomic_uint_fast64_t ended; /* ... and when its last chunk was done */
+    double seconds;             /* sum of that */
+    atomic_int failed;          /* the first failure's code */
+    struct numoe_error error;
+};
+
 /* The placing of some experts by one job of the pool. */
 struct placing {
     struct slot *slots[LOAD_SLOTS_MAX];
     unsigned count; /* 0: nothing is being placed */
     struct item *items;
     struct outcome *outcomes; /* one an item, so that which error is told does not depend on who */
-    uint64_t most_items;      /* that there is room for: of so many experts */
-    unsigned most_slots;
+    uint32_t item_count;
     uint32_t *first; /* per worker; NULL: equal shares */
     uint8_t **stage; /* per worker */
     uint64_t stage_bytes;
@@ -70,6 +87,7 @@ struct load {
     float *biases;         /* of all slots */
     struct slot slots[LOAD_SLOTS_MAX];
     struct placing placing;
+    struct resident resident;
     int64_t began, told;
     enum numoe_load_stage stage;
     uint64_t stage_total; /* bytes */
@@ -126,6 +144,27 @@ void load_drop_placing(struct load *l);
 /* Biases of an expert, from what was read of them, and b2 to its place. */
 void load_store_biases(struct load *l, struct slot *slot,
                        const uint8_t *const parts[NUMOE_PART_COUNT]);
+
+/* Items [begin, end) begin with the workers of a node, whose first is *worker: shares of them into
+ * first, unless it is NULL. Nodes in order; then the end. */
+void load_share(const struct load *l, uint32_t *first, uint32_t *worker, uint32_t node,
+                uint32_t begin, uint32_t end);
+void load_share_end(const struct load *l, uint32_t *first, uint32_t worker, uint32_t end);
+
+/* ---- memory -------------------------------------------------------------------------------- */
+
+/* Of a model whose memory is made resident later: jobs of placing do it, from now on. */
+int load_make_resident(struct load *l);
+void load_free_resident(struct load *l);
+
+/* List what a job is to make resident before it places experts. @return how many items */
+uint32_t load_list_chunks(struct load *l, struct slot *const *slots, unsigned count);
+
+/* An item of that. */
+void load_populate_chunk(void *context, uint32_t index, uint32_t worker);
+
+/* What came of them, when the job is over. */
+int load_take_chunks(struct load *l);
 
 /* ---- the two ways -------------------------------------------------------------------------- */
 

@@ -212,8 +212,9 @@ static void place_item(void *context, uint32_t index, uint32_t worker)
      * Worker 0 is the loading thread. */
     if (l->plain && worker == 0 && load_tell(l, l->packed * l->expert_bytes, false) < 0)
         atomic_store_explicit(&l->placing.stop, true, memory_order_relaxed);
-    /* relaxed: the job's end publishes what it was set for */
-    if (atomic_load_explicit(&l->placing.stop, memory_order_relaxed)) {
+    /* relaxed: the job's end publishes what they were set for; its place may not be resident */
+    if (atomic_load_explicit(&l->placing.stop, memory_order_relaxed) ||
+        atomic_load_explicit(&l->resident.failed, memory_order_relaxed)) {
         outcome->code = -ECANCELED;
         return;
     }
@@ -281,8 +282,6 @@ int load_make_placing(struct load *l, unsigned slots)
         return numoe_error_set(l->error, -EOVERFLOW, numoe_checkpoint_directory(l->ckpt),
                                "experts of %llu slices are too large",
                                (unsigned long long)plan->shape.slices);
-    p->most_items = most;
-    p->most_slots = slots;
     p->items = calloc(most, sizeof *p->items);
     p->outcomes = calloc(most, sizeof *p->outcomes);
     p->stage = calloc(workers, sizeof *p->stage);
@@ -301,8 +300,12 @@ int load_make_placing(struct load *l, unsigned slots)
         if (!p->first)
             goto no_memory;
     }
-    p->job = (struct numoe_pool_job){
-        .context = l, .phase_count = 1, .phases = {{.run = place_item, .first = p->first}}};
+    p->job = (struct numoe_pool_job){.context = l};
+    if (l->resident.begin)
+        p->job.phases[p->job.phase_count++] =
+            (struct numoe_pool_phase){.run = load_populate_chunk, .first = l->resident.first};
+    p->job.phases[p->job.phase_count++] =
+        (struct numoe_pool_phase){.run = place_item, .first = p->first};
     return 0;
 no_memory:
     return numoe_error_set(l->error, -ENOMEM, numoe_checkpoint_directory(l->ckpt),
@@ -351,28 +354,41 @@ static uint32_t list_node(const struct load *l, struct slot *slot, uint32_t node
     return count;
 }
 
+void load_share(const struct load *l, uint32_t *first, uint32_t *worker, uint32_t node,
+                uint32_t begin, uint32_t end)
+{
+    const struct numoe_plan *plan = numoe_model_plan(l->model);
+    const uint32_t workers = plan->nodes[node].worker_count;
+
+    /* A node without workers leaves its items to whoever comes next. */
+    for (uint32_t w = 0; first && w < workers && *worker < plan->worker_count; w++)
+        first[(*worker)++] = begin + (uint32_t)((uint64_t)(end - begin) * w / workers);
+}
+
+void load_share_end(const struct load *l, uint32_t *first, uint32_t worker, uint32_t end)
+{
+    if (!first)
+        return;
+    first[0] = 0;
+    while (worker <= numoe_model_plan(l->model)->worker_count)
+        first[worker++] = end;
+}
+
 /* Items in order of the workers that begin with them: those of the node that they go to. */
 static void list_items(struct load *l)
 {
-    const struct numoe_plan *plan = numoe_model_plan(l->model);
     struct placing *p = &l->placing;
     uint32_t count = 0, worker = 0;
 
-    for (uint32_t node = 0; node < plan->node_count; node++) {
-        const uint32_t begin = count, workers = plan->nodes[node].worker_count;
+    for (uint32_t node = 0; node < numoe_model_plan(l->model)->node_count; node++) {
+        const uint32_t begin = count;
 
         for (unsigned s = 0; s < p->count; s++)
             count = list_node(l, p->slots[s], node, count);
-        /* A node without workers leaves its items to whoever comes next. */
-        for (uint32_t w = 0; p->first && w < workers && worker < plan->worker_count; w++)
-            p->first[worker++] = begin + (uint32_t)((uint64_t)(count - begin) * w / workers);
+        load_share(l, p->first, &worker, node, begin, count);
     }
-    if (p->first) {
-        p->first[0] = 0;
-        while (worker <= plan->worker_count)
-            p->first[worker++] = count;
-    }
-    p->job.phases[0].items = count;
+    load_share_end(l, p->first, worker, count);
+    p->item_count = count;
 }
 
 static void take_slots(struct load *l, struct slot *const *slots, unsigned count)
@@ -380,6 +396,9 @@ static void take_slots(struct load *l, struct slot *const *slots, unsigned count
     memcpy(l->placing.slots, slots, count * sizeof *slots);
     l->placing.count = count;
     list_items(l);
+    if (l->resident.begin)
+        l->placing.job.phases[0].items = load_list_chunks(l, slots, count);
+    l->placing.job.phases[l->placing.job.phase_count - 1].items = l->placing.item_count;
 }
 
 int load_start_placing(struct load *l, struct slot *const *slots, unsigned count)
@@ -435,7 +454,13 @@ static int take_outcomes(struct load *l)
     p->count = 0;
     if (atomic_load_explicit(&p->stop, memory_order_relaxed))
         return -ECANCELED; /* load_tell said so */
-    for (uint32_t i = 0; i < p->job.phases[0].items; i++) {
+    if (l->resident.begin) {
+        const int code = load_take_chunks(l);
+
+        if (code < 0)
+            return code;
+    }
+    for (uint32_t i = 0; i < p->item_count; i++) {
         if (p->outcomes[i].code < 0)
             return placing_failed(l, &p->items[i], &p->outcomes[i]);
         for (unsigned s = 0; s < count; s++)

@@ -16,9 +16,6 @@
 #include "context.h"
 #include "gpu_run.h"
 
-#define ALL_LAYERS UINT64_MAX
-#define POPULATE_BYTES ((uint64_t)64 << 20) /* an item of the job that makes arenas resident */
-
 const struct numoe_plan *numoe_model_plan(const struct numoe_model *model)
 {
     return model->plan;
@@ -32,6 +29,11 @@ struct numoe *numoe_model_context(struct numoe_model *model)
 const struct numoe_slice_shape *numoe_model_shape(const struct numoe_model *model)
 {
     return &model->shape;
+}
+
+struct numoe_memory *numoe_model_memory(const struct numoe_model *model, uint32_t plan_node)
+{
+    return model->nodes[plan_node].memory;
 }
 
 const struct numoe_kernels *numoe_model_kernels(const struct numoe_model *model)
@@ -153,119 +155,6 @@ fail:
     return numoe_error_set(error, -ENOMEM, "model", "no memory for the placement tables");
 }
 
-/* The arenas are made resident by the workers of their nodes, a chunk an item. */
-struct populate {
-    struct numoe_model *model;
-    const struct numoe_watch *watch;
-    uint64_t total;
-    atomic_uint_fast64_t done; /* bytes */
-    uint32_t *item_node;
-    uint64_t *item_offset, *node_end;
-    atomic_int failed; /* the first failure's code */
-    struct numoe_error error;
-};
-
-static void populate_chunk(void *context, uint32_t item, uint32_t worker)
-{
-    struct populate *p = context;
-    struct numoe_memory *memory = p->model->nodes[p->item_node[item]].memory;
-    const uint64_t left = p->node_end[p->item_node[item]] - p->item_offset[item];
-    const uint64_t bytes = left < POPULATE_BYTES ? left : POPULATE_BYTES;
-    struct numoe_error error = NUMOE_ERROR_INIT;
-    int none = 0, rc = 0;
-
-    if (atomic_load_explicit(&p->failed, memory_order_relaxed))
-        return;
-    if (worker == 0) /* the thread that called */
-        rc = numoe_look(p->watch, atomic_load_explicit(&p->done, memory_order_relaxed), p->total);
-    if (!rc)
-        rc = numoe_memory_populate(memory, p->item_offset[item], bytes, &error);
-    atomic_fetch_add_explicit(&p->done, bytes, memory_order_relaxed);
-    /* the winner alone writes the error; the job's end publishes it */
-    if (rc && atomic_compare_exchange_strong_explicit(&p->failed, &none, rc, memory_order_relaxed,
-                                                      memory_order_relaxed))
-        p->error = error;
-}
-
-/* Bytes from *begin on of node n's memory: a layer's, or with ALL_LAYERS all. */
-static uint64_t range_of(const struct numoe_model *model, uint32_t n, uint64_t layer,
-                         uint64_t *begin)
-{
-    const struct numoe_memory *memory = model->nodes[n].memory;
-
-    *begin = 0;
-    if (layer != ALL_LAYERS)
-        return numoe_model_layer_bytes(model, layer, n, begin);
-    return memory ? numoe_memory_bytes(memory) : 0;
-}
-
-int numoe_model_populate(struct numoe_model *model, uint64_t layer, const struct numoe_watch *watch,
-                         struct numoe_error *error)
-{
-    const struct numoe_plan *plan = model->plan;
-    const uint32_t workers = numoe_pool_worker_count(model->context->pool);
-    struct populate p = {.model = model, .watch = watch, .error = NUMOE_ERROR_INIT};
-    struct numoe_pool_job job = {.context = &p, .phase_count = 1};
-    uint32_t *first = NULL;
-    uint64_t items = 0;
-    int rc = -ENOMEM;
-
-    for (uint32_t n = 0; n < plan->node_count; n++) {
-        uint64_t begin, bytes = range_of(model, n, layer, &begin);
-
-        items += (bytes + POPULATE_BYTES - 1) / POPULATE_BYTES;
-        p.total += bytes;
-    }
-    if (items >= NUMOE_POOL_MAX_ITEMS)
-        return numoe_error_set(error, -EOVERFLOW, "model", "too large");
-    p.item_node = malloc((items + 1) * sizeof *p.item_node);
-    p.item_offset = malloc((items + 1) * sizeof *p.item_offset);
-    p.node_end = malloc(plan->node_count * sizeof *p.node_end);
-    first = calloc(workers + 1, sizeof *first);
-    if (!p.item_node || !p.item_offset || !p.node_end || !first) {
-        numoe_error_set(error, -ENOMEM, "model", "out of memory");
-        goto out;
-    }
-    items = 0;
-    for (uint32_t n = 0; n < plan->node_count; n++) {
-        const struct numoe_plan_node *node = &plan->nodes[n];
-        const uint64_t begin = items;
-        uint64_t from, bytes = range_of(model, n, layer, &from);
-
-        p.node_end[n] = from + bytes;
-        for (uint64_t at = from; at < p.node_end[n]; at += POPULATE_BYTES) {
-            p.item_node[items] = n;
-            p.item_offset[items++] = at;
-        }
-        if (workers == plan->worker_count)
-            for (uint32_t w = 0; w < node->worker_count; w++)
-                first[node->first_worker + w] =
-                    (uint32_t)(begin + (items - begin) * w / node->worker_count);
-    }
-    /* a node without workers leaves its chunks to the worker before it */
-    for (uint32_t w = 0; w < workers && workers != plan->worker_count; w++)
-        first[w] = (uint32_t)(items * w / workers);
-    first[0] = 0;
-    first[workers] = (uint32_t)items;
-    job.phases[0] =
-        (struct numoe_pool_phase){.run = populate_chunk, .items = (uint32_t)items, .first = first};
-    rc = numoe_pool_run(model->context->pool, &job);
-    if (!rc) {
-        rc = atomic_load_explicit(&p.failed, memory_order_relaxed);
-        /* without a message it is the watch's, who has said why */
-        if (rc && p.error.message[0])
-            numoe_error_set(error, rc, p.error.where, "%s", p.error.message);
-    }
-    if (!rc)
-        rc = numoe_look(watch, p.total, p.total);
-out:
-    free(p.item_node);
-    free(p.item_offset);
-    free(p.node_end);
-    free(first);
-    return rc;
-}
-
 /* OS indices of the nodes that the policy of plan node n may use besides it. */
 static uint32_t list_nodes(const struct numoe_model *model, uint32_t n, uint32_t *nodes)
 {
@@ -280,8 +169,8 @@ static uint32_t list_nodes(const struct numoe_model *model, uint32_t n, uint32_t
     return count;
 }
 
-static int reserve(struct numoe_model *model, const struct numoe_watch *watch,
-                   struct numoe_error *error)
+static int reserve(struct numoe_model *model, enum numoe_residence residence,
+                   const struct numoe_watch *watch, struct numoe_error *error)
 {
     const struct numoe *context = model->context;
     const struct numoe_plan *plan = model->plan;
@@ -324,7 +213,10 @@ static int reserve(struct numoe_model *model, const struct numoe_watch *watch,
             node->base = numoe_memory_address(node->memory);
     }
     free(nodes);
-    return rc ? rc : numoe_model_populate(model, ALL_LAYERS, watch, error);
+    if (rc)
+        return rc;
+    return numoe_model_populate(
+        model, residence == NUMOE_RESIDENT_LATER ? NUMOE_NO_LAYER : NUMOE_ALL_LAYERS, watch, error);
 }
 
 int numoe_look(const struct numoe_watch *watch, uint64_t done, uint64_t total)
@@ -335,12 +227,12 @@ int numoe_look(const struct numoe_watch *watch, uint64_t done, uint64_t total)
 int numoe_model_create(struct numoe *context, const struct numoe_model_desc *desc,
                        struct numoe_model **out, struct numoe_error *error)
 {
-    return numoe_model_create_watched(context, desc, NULL, out, error);
+    return numoe_model_create_watched(context, desc, NUMOE_RESIDENT, NULL, out, error);
 }
 
 int numoe_model_create_watched(struct numoe *context, const struct numoe_model_desc *desc,
-                               const struct numoe_watch *watch, struct numoe_model **out,
-                               struct numoe_error *error)
+                               enum numoe_residence residence, const struct numoe_watch *watch,
+                               struct numoe_model **out, struct numoe_error *error)
 {
     struct numoe_model_desc d = NUMOE_MODEL_DESC_INIT;
     struct numoe_error why = NUMOE_ERROR_INIT;
@@ -385,7 +277,7 @@ int numoe_model_create_watched(struct numoe *context, const struct numoe_model_d
     }
     rc = place(model, error);
     if (!rc)
-        rc = reserve(model, watch, error);
+        rc = reserve(model, residence, watch, error);
     if (!rc)
         rc = numoe_gpu_attach(model, error);
     if (rc)
@@ -710,6 +602,7 @@ int numoe_model_info(const struct numoe_model *model, struct numoe_model_info *i
     now.load_seconds = model->origin.seconds;
     now.resident_seconds = model->origin.resident_seconds;
     now.placing_seconds = model->origin.placing_seconds;
+    now.meanwhile_seconds = model->origin.meanwhile_seconds;
     now.read_depth = model->origin.read_depth;
     now.read_block_bytes = model->origin.read_block_bytes;
     memcpy(now.io_path, model->io_path, sizeof now.io_path);

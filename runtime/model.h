@@ -31,7 +31,7 @@ struct numoe *numoe_model_context(struct numoe_model *model);
 
 /*
  * Pack the run of slices that plan node `plan_node` holds of an expert into its place. The place
- * is resident already (numoe_model_create populates it). Any thread; different runs at once.
+ * is resident already (enum numoe_residence). Any thread; different runs at once.
  * Returns as numoe_pack_slices.
  */
 int numoe_model_store(struct numoe_model *model, uint64_t layer, uint64_t expert,
@@ -75,10 +75,19 @@ struct numoe_watch {
 
 int numoe_look(const struct numoe_watch *watch, uint64_t done, uint64_t total);
 
+/* When the memory of experts is made resident. */
+enum numoe_residence {
+    NUMOE_RESIDENT,      /* when the model is created, which a GPU needs: it pins it then */
+    NUMOE_RESIDENT_LATER /* before it is first written to, by who does that */
+};
+
 /* numoe_model_create, watched while memory is made resident. watch may be NULL. */
 int numoe_model_create_watched(struct numoe *context, const struct numoe_model_desc *desc,
-                               const struct numoe_watch *watch, struct numoe_model **model,
-                               struct numoe_error *error);
+                               enum numoe_residence residence, const struct numoe_watch *watch,
+                               struct numoe_model **model, struct numoe_error *error);
+
+/* The memory of a plan node, from whose beginning on slices lie; NULL if it has none. */
+struct numoe_memory *numoe_model_memory(const struct numoe_model *model, uint32_t plan_node);
 
 /* Keep checksums from now on, of all that is present. watch may be NULL. */
 int numoe_model_keep_sums(struct numoe_model *model, const struct numoe_watch *watch,
@@ -88,7 +97,7 @@ int numoe_model_keep_sums(struct numoe_model *model, const struct numoe_watch *w
 struct numoe_model_origin {
     const char *family, *io_path;
     uint64_t checkpoint_bytes;
-    double seconds, resident_seconds, placing_seconds;
+    double seconds, resident_seconds, placing_seconds, meanwhile_seconds;
     uint32_t read_depth, read_block_bytes;
 };
 

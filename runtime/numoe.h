@@ -304,7 +304,8 @@ int numoe_model_verify(struct numoe_model *model, struct numoe_error *error);
 
 /** What a load is doing. */
 enum numoe_load_stage {
-    NUMOE_LOAD_MEMORY,    /**< making the memory of the experts resident */
+    NUMOE_LOAD_MEMORY,    /**< making the memory of the experts resident, as far as that is done
+                               before they are read */
     NUMOE_LOAD_READING,   /**< reading and placing */
     NUMOE_LOAD_CHECKSUMS, /**< taking checksums, if they are asked for */
 };
@@ -396,11 +397,13 @@ struct numoe_model_info {
     uint64_t gpu_bytes;        /**< of device memory taken */
     uint64_t gpu_pinned_bytes; /**< of resident_bytes, pinned where they lie */
     /* of load_seconds: */
-    double resident_seconds; /**< planning, and making memory resident */
-    double placing_seconds;  /**< reading and placing */
+    double resident_seconds; /**< planning, and making memory resident before anything is read */
+    double placing_seconds;  /**< reading and placing, ... */
     uint32_t read_depth;     /**< blocks that were read at once, and how large they were: what was
                                   best on the way in a load of 5 GB and more. 0 with plain reads */
     uint32_t read_block_bytes;
+    double meanwhile_seconds; /**< ... and of that, while memory was made resident on the way: all
+                                   of it when files are read past the page cache, without a GPU */
 };
 
 #define NUMOE_MODEL_INFO_INIT                                                                      \

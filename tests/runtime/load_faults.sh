@@ -119,6 +119,18 @@ also=()
 for when in 1 2 1+; do
     every mbind $when EFAULT EINVAL EIO ENOMEM ENOSYS EPERM
 done
+# Memory is made resident by madvise, past the page cache on the way.
+load strace -f -qq -e trace=madvise -o "$work/trace"
+last=$(grep -c MADV_POPULATE_WRITE "$work/trace")
+((last > 0)) || {
+    ((failed++))
+    echo "failed: nothing was made resident by madvise"
+}
+all=$(grep -c . "$work/trace")
+for ((when = 1; when <= all; when++)); do
+    every madvise $when EFAULT EHWPOISON EINVAL EIO ENOMEM
+done
+every madvise 1+ EFAULT EHWPOISON EINVAL EIO ENOMEM
 # What the dynamic linker maps is not ours: those behind the ones that `numoe version` needs.
 strace -qq -e trace=mmap -o "$work/trace" "$numoe" version >/dev/null 2>&1
 first=$(grep -c . "$work/trace")

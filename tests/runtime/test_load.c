@@ -7,6 +7,17 @@
 
 #include "loader_files.h"
 
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <stddef.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+
 static char *small(const char *model, uint64_t layers, uint64_t experts, uint64_t shard_bytes)
 {
     struct numoe_synth_options options = NUMOE_SYNTH_OPTIONS_INIT;
@@ -141,7 +152,9 @@ static void load_by(enum numoe_read_way way, const char *directory, const char *
     if (way == NUMOE_READ_CACHED) {
         cr_expect_str_eq(info.io_path, "plain reads");
         cr_expect_eq(info.read_depth, 0);
+        cr_expect_eq(info.meanwhile_seconds, 0);
     } else {
+        cr_expect(info.meanwhile_seconds > 0 && info.meanwhile_seconds < info.placing_seconds);
         cr_expect(!strncmp(info.io_path, "io_uring", 8) || !strcmp(info.io_path, "pread"), "%s",
                   info.io_path);
         cr_expect_eq(info.read_depth, 16);
@@ -159,6 +172,108 @@ static void load_and_check(const char *directory, const char *topology, uint32_t
 {
     load_by(NUMOE_READ_CACHED, directory, topology, workers, family);
     load_by(NUMOE_READ_DISK, directory, topology, workers, family);
+}
+
+/* Pages of a node's memory, and how many of them are resident. */
+static uint64_t count_pages(const struct numoe_model *model, uint32_t node, uint64_t *resident)
+{
+    const struct numoe_memory *memory = numoe_model_memory(model, node);
+    const uint64_t pages = (numoe_memory_bytes(memory) + 4095) / 4096;
+    unsigned char *seen = malloc(pages);
+
+    cr_assert_eq(mincore(numoe_memory_address(memory), pages * 4096, seen), 0);
+    *resident = 0;
+    for (uint64_t i = 0; i < pages; i++)
+        *resident += seen[i] & 1;
+    free(seen);
+    return pages;
+}
+
+/* Memory of many chunks, of two nodes: what is made resident on the way and what is made so before
+ * come to the same. */
+Test(load, memory_is_made_resident_on_the_way, .timeout = 120)
+{
+    struct numoe_synth_options synth = NUMOE_SYNTH_OPTIONS_INIT;
+    struct numoe_load_options options = NUMOE_LOAD_OPTIONS_INIT;
+    struct numoe_error error = NUMOE_ERROR_INIT;
+    struct numoe *context = open_context("numa:2(memory=1GiB) core:2 pu:1", 3, NULL);
+    struct numoe_model *models[2]; /* by plain reads, and past the page cache */
+    char *directory = files_dir();
+
+    synth.model = "gpt-oss-20b";
+    synth.layers = 2;
+    synth.experts = 20;
+    synth.hidden = 512;
+    synth.intermediate = 2048;
+    cr_assert_eq(numoe_synth_write(directory, &synth, &error), 0, "%s", error.message);
+    for (unsigned m = 0; m < 2; m++) {
+        options.read = m ? NUMOE_READ_DISK : NUMOE_READ_CACHED;
+        cr_assert_eq(numoe_model_load(context, directory, &options, &models[m], &error), 0, "%s",
+                     error.message);
+        for (uint32_t node = 0; node < 2; node++) {
+            uint64_t resident, pages = count_pages(models[m], node, &resident);
+
+            cr_expect_gt(pages, 3 * (8 << 20) / 4096);
+            cr_expect_eq(resident, pages, "model %u node %u: %llu of %llu pages", m, node,
+                         (unsigned long long)resident, (unsigned long long)pages);
+        }
+    }
+    for (uint32_t node = 0; node < 2; node++)
+        cr_expect(!memcmp(numoe_memory_address(numoe_model_memory(models[0], node)),
+                          numoe_memory_address(numoe_model_memory(models[1], node)),
+                          numoe_memory_bytes(numoe_model_memory(models[0], node))));
+    for (unsigned m = 0; m < 2; m++)
+        numoe_model_destroy(models[m]);
+    numoe_close(context);
+    files_drop(directory);
+}
+
+/* From now on, in this process, what is left of memory is not to be had. */
+static void refuse_populating(int error)
+{
+    struct sock_filter program[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_madvise, 0, 3),
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[2])),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, MADV_POPULATE_WRITE, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | (unsigned)error),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog filter = {sizeof program / sizeof program[0], program};
+
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) ||
+        syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &filter))
+        cr_skip_test("no seccomp filters here");
+}
+
+/* What is made resident before anything is read is: so what is refused is needed on the way. */
+static int refuse_after_memory(void *user, const struct numoe_load_progress *progress)
+{
+    (void)user;
+    if (progress->stage == NUMOE_LOAD_MEMORY && progress->bytes_done == progress->bytes_total)
+        refuse_populating(ENOMEM);
+    return 0;
+}
+
+/* Memory that goes while files are read is an error, and neither a signal nor a model. */
+Test(load, memory_that_is_gone_on_the_way_is_an_error, .timeout = 60)
+{
+    char *directory = small("v4-flash", 2, 5, 60000);
+    struct numoe *context = open_context("numa:2(memory=1GiB) core:2 pu:1", 3, NULL);
+    struct numoe_load_options options = NUMOE_LOAD_OPTIONS_INIT;
+    struct numoe_error error = NUMOE_ERROR_INIT;
+    struct numoe_model *model = NULL;
+    int before = files_open_now();
+
+    options.read = NUMOE_READ_DISK;
+    options.progress = refuse_after_memory;
+    cr_expect_eq(numoe_model_load(context, directory, &options, &model, &error), -ENOMEM, "%s",
+                 error.message);
+    expect_text(error.message, "could not be made resident");
+    cr_expect_null(model);
+    cr_expect_eq(files_open_now(), before);
+    numoe_close(context);
+    files_drop(directory);
 }
 
 /* All experts count as loaded: a call that uses each misses none. */
