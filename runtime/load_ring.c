@@ -7,7 +7,7 @@
  * thread waits for the disk, and helps with placing when the disk is ahead.
  *
  * How many blocks are in flight, and how large they are, is measured on the way in a load of some
- * size: each of a few settings is used for a while, and the best of them for the rest.
+ * size (read_tuning.h).
  *
  * Memory: SLOT_BYTES, or SLOTS_MIN experts if that is more; no more than there is.
  *
@@ -17,6 +17,7 @@
 
 #include "base/checked.h"
 #include "base/clock.h"
+#include "read_tuning.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -25,29 +26,6 @@
 #define SLOT_BYTES ((uint64_t)64 << 20)
 
 enum { SLOTS_MIN = 4 };
-
-/* The first is the one to begin with, and to stay with unless another is better: measured on
- * virtual disks and NVMe by numoe-read-rate. */
-static const struct setting {
-    uint32_t depth, block_bytes;
-} settings[] = {{16, 2 << 20},   {8, 2 << 20}, {32, 1 << 20},
-                {32, 512 << 10}, {8, 4 << 20}, {4, 4 << 20}};
-
-enum { SETTINGS = sizeof settings / sizeof settings[0] };
-
-/* Of each setting: what is in flight from the one before, then what is measured. All of it must be
- * little of the whole. */
-#define SETTLE_BYTES ((uint64_t)64 << 20)
-#define TRIAL_BYTES ((uint64_t)128 << 20)
-#define TRIALS_SHARE 4
-
-struct tuning {
-    unsigned setting; /* SETTINGS: it is over */
-    bool measuring;
-    uint64_t bytes; /* arrived, when this trial or its settling began */
-    int64_t began;
-    double rates[SETTINGS]; /* bytes a ns */
-};
 
 struct ring {
     struct numoe_reader *reader;
@@ -58,8 +36,7 @@ struct ring {
     struct slot *free_slots;
     uint32_t reading; /* slots that wait for the reader */
     struct slot *arrived, **arrived_tail;
-    uint64_t arrived_bytes;
-    struct tuning tuning;
+    struct numoe_read_tuning tuning;
 };
 
 static int open_reader(struct load *l)
@@ -72,9 +49,9 @@ static int open_reader(struct load *l)
     if (!files)
         return numoe_error_set(l->error, -ENOMEM, numoe_checkpoint_directory(l->ckpt),
                                "no memory for %u files", count);
-    for (unsigned i = 0; i < SETTINGS; i++)
-        if (settings[i].depth > options.queue_depth)
-            options.queue_depth = settings[i].depth;
+    for (unsigned i = 0; i < NUMOE_READ_SETTINGS; i++)
+        if (numoe_read_settings[i].depth > options.queue_depth)
+            options.queue_depth = numoe_read_settings[i].depth;
     options.memory = l->ring->memory;
     options.memory_bytes = l->ring->memory_bytes;
     options.log = numoe_context_log(numoe_model_context(l->model));
@@ -133,58 +110,30 @@ static int make_slots(struct load *l)
 
 /* ---- how to read ---------------------------------------------------------------------------- */
 
-static void use_setting(struct load *l, unsigned i)
+static void use_setting(struct load *l)
 {
-    l->read_depth = settings[i].depth;
-    l->read_block_bytes = settings[i].block_bytes;
-    numoe_reader_tune(l->ring->reader, settings[i].depth, settings[i].block_bytes);
-}
+    const struct numoe_read_setting *setting = &numoe_read_settings[l->ring->tuning.setting];
 
-static void begin_tuning(struct load *l)
-{
-    struct tuning *t = &l->ring->tuning;
-
-    t->setting = 0;
-    t->began = (int64_t)numoe_now_ns();
-    if (SETTINGS * (SETTLE_BYTES + TRIAL_BYTES) > l->turn_count * l->expert_bytes / TRIALS_SHARE)
-        t->setting = SETTINGS;
-    use_setting(l, 0);
-}
-
-static void end_tuning(struct load *l)
-{
-    const double *rates = l->ring->tuning.rates;
-    unsigned best = 0;
-
-    for (unsigned i = 1; i < SETTINGS; i++)
-        if (rates[i] > rates[best] && rates[i] > 1.03 * rates[0])
-            best = i;
-    use_setting(l, best);
-    numoe_log_write(numoe_context_log(numoe_model_context(l->model)), NUMOE_LOG_INFO,
-                    "reading %u blocks of %u KiB at once: %.2f GB/s; %u of %u: %.2f GB/s",
-                    settings[best].depth, settings[best].block_bytes >> 10, rates[best],
-                    settings[0].depth, settings[0].block_bytes >> 10, rates[0]);
+    l->read_depth = setting->depth;
+    l->read_block_bytes = setting->block_bytes;
+    numoe_reader_tune(l->ring->reader, setting->depth, setting->block_bytes);
 }
 
 /* Look, when something arrived, whether it is time for the next setting. */
 static void tune(struct load *l)
 {
-    struct tuning *t = &l->ring->tuning;
-    const uint64_t bytes = l->ring->arrived_bytes - t->bytes;
-    const int64_t now = (int64_t)numoe_now_ns();
+    struct numoe_read_tuning *t = &l->ring->tuning;
 
-    if (t->setting == SETTINGS || bytes < (t->measuring ? TRIAL_BYTES : SETTLE_BYTES))
+    if (numoe_read_tuning_over(t))
         return;
-    if (t->measuring) {
-        t->rates[t->setting++] = (double)bytes / (double)(now - t->began);
-        if (t->setting == SETTINGS)
-            end_tuning(l);
-        else
-            use_setting(l, t->setting);
-    }
-    t->measuring = !t->measuring;
-    t->bytes = l->ring->arrived_bytes;
-    t->began = now;
+    if (numoe_read_tuning_look(t, numoe_reader_bytes(l->ring->reader), numoe_now_ns()))
+        use_setting(l);
+    if (numoe_read_tuning_over(t))
+        numoe_log_write(numoe_context_log(numoe_model_context(l->model)), NUMOE_LOG_INFO,
+                        "reading %u blocks of %u KiB at once: %.2f GB/s; %u of %u: %.2f GB/s",
+                        l->read_depth, l->read_block_bytes >> 10, t->rates[t->setting][0],
+                        numoe_read_settings[0].depth, numoe_read_settings[0].block_bytes >> 10,
+                        t->rates[0][0]);
 }
 
 /* ---- slots ---------------------------------------------------------------------------------- */
@@ -252,7 +201,6 @@ static int take_arrivals(struct load *l, unsigned timeout_ms)
            0) {
         struct slot *slot = read->user;
 
-        r->arrived_bytes += read->bytes;
         tune(l);
         if (--slot->reads_left == 0) {
             r->reading--;
@@ -337,7 +285,8 @@ int load_by_ring(struct load *l)
         code = open_reader(l);
     if (code < 0)
         return code;
-    begin_tuning(l);
+    numoe_read_tuning_begin(&l->ring->tuning, l->turn_count * l->expert_bytes, numoe_now_ns());
+    use_setting(l);
     code = run(l);
     l->way = numoe_reader_path(l->ring->reader);
     return code;

@@ -400,7 +400,7 @@ struct numoe_model_info {
     double resident_seconds; /**< planning, and making memory resident before anything is read */
     double placing_seconds;  /**< reading and placing, ... */
     uint32_t read_depth;     /**< blocks that were read at once, and how large they were: what was
-                                  best on the way in a load of 5 GB and more. 0 with plain reads */
+                                  best on the way in a load of 5.5 GB and more. 0 with plain reads */
     uint32_t read_block_bytes;
     double meanwhile_seconds; /**< ... and of that, while memory was made resident on the way: all
                                    of it when files are read past the page cache, without a GPU */

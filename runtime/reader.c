@@ -78,6 +78,7 @@ struct numoe_reader {
     struct numoe_read *queued, **queued_tail; /* ranges with blocks to start */
     struct numoe_read *done, **done_tail;
     uint32_t used_blocks, running;
+    uint64_t bytes; /* arrived */
     struct io_uring ring;
     bool has_ring, leaving_ring;
     bool fixed_files; /* descriptors are registered */
@@ -364,6 +365,7 @@ static void complete(struct numoe_reader *r, struct block *block, int64_t result
     }
     block->retries = 0;
     block->at += (uint64_t)result;
+    r->bytes += (uint64_t)result;
     if (!block->direct)
         posix_fadvise(file->fds[0], (off_t)(before / NUMOE_READ_ALIGN * NUMOE_READ_ALIGN),
                       (off_t)(block->end - before / NUMOE_READ_ALIGN * NUMOE_READ_ALIGN),
@@ -724,6 +726,11 @@ int numoe_reader_wait(struct numoe_reader *reader, unsigned timeout_ms, struct n
         if (r->running > r->unsubmitted)
             ring_wait(r, left);
     }
+}
+
+uint64_t numoe_reader_bytes(const struct numoe_reader *reader)
+{
+    return reader->bytes;
 }
 
 const char *numoe_reader_path(const struct numoe_reader *reader)

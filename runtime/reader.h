@@ -119,6 +119,9 @@ int numoe_reader_submit(struct numoe_reader *reader, struct numoe_read *read,
 int numoe_reader_wait(struct numoe_reader *reader, unsigned timeout_ms, struct numoe_read **done,
                       struct numoe_error *error);
 
+/* Bytes of windows that have arrived. */
+uint64_t numoe_reader_bytes(const struct numoe_reader *reader);
+
 /* How files were read so far: "io_uring O_DIRECT", "io_uring buffered", "io_uring mixed", "pread"
  */
 const char *numoe_reader_path(const struct numoe_reader *reader);
