@@ -2,6 +2,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <time.h>
 
 #include "gpu_backend.h"
@@ -25,6 +26,17 @@ static double now_ms(void)
     return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
 }
 
+/* CPU time of the process. */
+static double cpu_ms(void)
+{
+    struct rusage usage;
+
+    if (getrusage(RUSAGE_SELF, &usage))
+        return 0;
+    return (double)(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) * 1e3 +
+           (double)(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) * 1e-3;
+}
+
 static uint64_t up(uint64_t bytes)
 {
     return (bytes + 255) / 256 * 256;
@@ -38,6 +50,10 @@ struct inputs {
     uint8_t *rows; /* pinned: sampled outputs of a pass over all layers; NULL */
     /* the table of the layer that was copied last, all of whose pieces are still there */
     uint32_t *host_table, *table;
+    /* of the link's measurement: pinned memory of the driver's */
+    uint8_t *probe;
+    uint64_t probe_bytes;
+    void *probe_begin, *probe_end;
 };
 
 static uint64_t rows_bytes(const struct numoe_gpu_model *m, const struct numoe_gpu_bench *b)
@@ -109,6 +125,14 @@ static void inputs_free(struct numoe_gpu_model *m, struct inputs *in)
         gpu_judge(gpu, gpu->ops->host_release(gpu->device, in->rows), NULL, "freeing outputs");
     if (in->table)
         gpu_judge(gpu, gpu->ops->release(gpu->device, in->table), NULL, "freeing a table");
+    if (in->probe)
+        gpu_judge(gpu, gpu->ops->host_release(gpu->device, in->probe), NULL, "freeing memory");
+    if (in->probe_begin)
+        gpu_judge(gpu, gpu->ops->event_destroy(gpu->device, in->probe_begin), NULL,
+                  "freeing a timer");
+    if (in->probe_end)
+        gpu_judge(gpu, gpu->ops->event_destroy(gpu->device, in->probe_end), NULL,
+                  "freeing a timer");
     if (in->host_table)
         gpu_judge(gpu, gpu->ops->host_release(gpu->device, in->host_table), NULL,
                   "freeing a table");
@@ -330,6 +354,63 @@ static int tables_make(struct numoe_gpu_model *m, struct inputs *in, struct numo
                           error, "allocating a table");
 }
 
+enum { PROBE_COPIES = 3 };
+#define PROBE_BYTES ((uint64_t)256 << 20)
+
+static int probe_make(struct numoe_gpu_model *m, struct inputs *in, struct numoe_error *error)
+{
+    struct numoe_gpu *gpu = m->gpu;
+    const struct gpu_ops *ops = gpu->ops;
+    int rc;
+
+    in->probe_bytes = m->stream.pool_bytes < PROBE_BYTES ? m->stream.pool_bytes : PROBE_BYTES;
+    rc = gpu_judge(gpu, ops->host_allocate(gpu->device, in->probe_bytes, (void **)&in->probe),
+                   error, "allocating pinned memory to measure the link");
+    if (!rc)
+        rc = gpu_judge(gpu, ops->timer_create(gpu->device, &in->probe_begin), error,
+                       "making a timer");
+    if (!rc)
+        rc =
+            gpu_judge(gpu, ops->timer_create(gpu->device, &in->probe_end), error, "making a timer");
+    if (!rc)
+        memset(in->probe, 1, in->probe_bytes);
+    return rc;
+}
+
+/* The best of a few copies to where the experts are, which are forgotten. */
+static int probe(struct numoe_gpu_model *m, const struct inputs *in, double *gbs,
+                 struct numoe_error *error)
+{
+    struct gpu_stream *s = &m->stream;
+    struct numoe_gpu *gpu = m->gpu;
+    const struct gpu_ops *ops = gpu->ops;
+    double ms = 0;
+    int rc = 0;
+
+    gpu_stream_forget(s);
+    *gbs = 0;
+    for (int i = 0; !rc && i < PROBE_COPIES; i++) {
+        rc = gpu_judge(gpu, ops->event_record(gpu->device, in->probe_begin, s->copies), error,
+                       "measuring the link");
+        if (!rc)
+            rc = gpu_judge(
+                gpu, ops->copy_in(gpu->device, s->copies, s->pool, in->probe, in->probe_bytes),
+                error, "measuring the link");
+        if (!rc)
+            rc = gpu_judge(gpu, ops->event_record(gpu->device, in->probe_end, s->copies), error,
+                           "measuring the link");
+        if (!rc)
+            rc = gpu_judge(gpu, ops->stream_sync(gpu->device, s->copies), error,
+                           "measuring the link");
+        if (!rc)
+            rc = gpu_judge(gpu, ops->elapsed(gpu->device, in->probe_begin, in->probe_end, &ms),
+                           error, "measuring the link");
+        if (ms > 0 && (double)in->probe_bytes / ms / 1e6 > *gbs)
+            *gbs = (double)in->probe_bytes / ms / 1e6;
+    }
+    return rc;
+}
+
 static int ascending(const void *a, const void *b)
 {
     const double x = *(const double *)a, y = *(const double *)b;
@@ -340,7 +421,8 @@ int numoe_gpu_bench_layers(struct numoe_gpu_model *m, struct numoe_gpu_bench *b,
                            struct numoe_gpu_bench_stream *result, struct numoe_error *error)
 {
     const uint32_t repeat = b->repeat ? b->repeat : 1;
-    double *ms = calloc((uint64_t)3 * repeat, sizeof *ms);
+    enum { TOTAL, COPY, COMPUTE, LINK, LINK_PART, COPY_PART, CPU, KINDS };
+    double *ms = calloc((uint64_t)KINDS * repeat, sizeof *ms);
     struct inputs in = {0};
     uint64_t before = 0;
     int rc = on_one(m, error);
@@ -358,6 +440,8 @@ int numoe_gpu_bench_layers(struct numoe_gpu_model *m, struct numoe_gpu_bench *b,
     rc = inputs_make(m, b, &in, error);
     if (!rc)
         rc = tables_make(m, &in, error);
+    if (!rc)
+        rc = probe_make(m, &in, error);
     if (rc)
         goto out;
     use_routing(b, &in, 0, &in.ffn);
@@ -368,23 +452,42 @@ int numoe_gpu_bench_layers(struct numoe_gpu_model *m, struct numoe_gpu_bench *b,
     if (!rc)
         rc = pass(m, b, &in, true, true, &ms[0], error); /* warms up */
     for (uint32_t i = 0; !rc && i < repeat; i++) {
-        before = m->stream.copied_bytes;
+        double links[2], cpu;
+
         if (in.rows)
             memset(in.rows, 0xFF, rows_bytes(m, b)); /* NaN: no output of another pass */
-        rc = pass(m, b, &in, true, true, &ms[i], error);
+        rc = probe(m, &in, &links[0], error);
+        before = m->stream.copied_bytes;
+        cpu = cpu_ms();
+        if (!rc)
+            rc = pass(m, b, &in, true, true, &ms[TOTAL * repeat + i], error);
+        cpu = cpu_ms() - cpu;
         result->bytes = m->stream.copied_bytes - before;
         if (!rc)
-            rc = pass(m, b, &in, true, false, &ms[repeat + i], error);
+            rc = probe(m, &in, &links[1], error);
         if (!rc)
-            rc = pass(m, b, &in, false, true, &ms[2 * repeat + i], error);
+            rc = pass(m, b, &in, true, false, &ms[COPY * repeat + i], error);
+        if (!rc)
+            rc = pass(m, b, &in, false, true, &ms[COMPUTE * repeat + i], error);
+        if (rc)
+            break;
+        const double link = links[0] > links[1] ? links[0] : links[1];
+        ms[LINK * repeat + i] = link;
+        ms[LINK_PART * repeat + i] = (double)result->bytes / ms[TOTAL * repeat + i] / 1e6 / link;
+        ms[COPY_PART * repeat + i] = (double)result->bytes / ms[COPY * repeat + i] / 1e6 / link;
+        ms[CPU * repeat + i] = cpu / ms[TOTAL * repeat + i];
     }
     if (rc)
         goto out;
-    for (int kind = 0; kind < 3; kind++)
+    for (int kind = 0; kind < KINDS; kind++)
         qsort(ms + kind * repeat, repeat, sizeof *ms, ascending);
-    result->total_ms = ms[repeat / 2];
-    result->copy_ms = ms[repeat + repeat / 2];
-    result->compute_ms = ms[2 * repeat + repeat / 2];
+    result->total_ms = ms[TOTAL * repeat + repeat / 2];
+    result->copy_ms = ms[COPY * repeat + repeat / 2];
+    result->compute_ms = ms[COMPUTE * repeat + repeat / 2];
+    result->link_gbs = ms[LINK * repeat + repeat / 2];
+    result->link_fraction = ms[LINK_PART * repeat + repeat / 2];
+    result->copy_link_fraction = ms[COPY_PART * repeat + repeat / 2];
+    result->host_cpu = ms[CPU * repeat + repeat / 2];
     if (in.rows)
         memcpy(b->sampled, in.rows, rows_bytes(m, b));
 out:

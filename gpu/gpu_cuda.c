@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "gpu_backend.h"
 #include "numoe_cuda.h"
@@ -82,10 +83,46 @@ static int stream_destroy(void *device, void *stream)
     return (int)cudaStreamDestroy(stream);
 }
 
+/* Long enough for what is nearly there, a decode step's wait; then the thread sleeps: CUDA's own
+ * waits would keep a core busy for as long as copies take. */
+enum { SPIN_NS = 60000 };
+
+static uint64_t now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+/* The event is a blocking one. */
+static cudaError_t wait_for(cudaEvent_t event)
+{
+    const uint64_t since = now_ns();
+    cudaError_t e;
+
+    do
+        e = cudaEventQuery(event);
+    while (e == cudaErrorNotReady && now_ns() - since < SPIN_NS);
+    if (e != cudaErrorNotReady)
+        return e;
+    cudaGetLastError(); /* not ready is no error */
+    return cudaEventSynchronize(event);
+}
+
 static int stream_sync(void *device, void *stream)
 {
+    cudaEvent_t event;
+    cudaError_t e =
+        cudaEventCreateWithFlags(&event, cudaEventDisableTiming | cudaEventBlockingSync);
+
     (void)device;
-    return (int)cudaStreamSynchronize(stream);
+    if (e)
+        return (int)e;
+    e = cudaEventRecord(event, stream);
+    if (!e)
+        e = wait_for(event);
+    cudaEventDestroy(event);
+    return (int)e;
 }
 
 static int stream_captures(void *device, void *stream, bool *yes)
@@ -107,7 +144,8 @@ static int stream_wait(void *device, void *stream, void *event)
 static int event_create(void *device, void **event)
 {
     (void)device;
-    return (int)cudaEventCreateWithFlags((cudaEvent_t *)event, cudaEventDisableTiming);
+    return (int)cudaEventCreateWithFlags((cudaEvent_t *)event,
+                                         cudaEventDisableTiming | cudaEventBlockingSync);
 }
 
 static int event_destroy(void *device, void *event)
@@ -137,10 +175,10 @@ static int event_query(void *device, void *event, bool *done)
 static int event_sync(void *device, void *event)
 {
     (void)device;
-    return (int)cudaEventSynchronize(event);
+    return (int)wait_for(event);
 }
 
-static int timer_create(void *device, void **event)
+static int new_timer(void *device, void **event)
 {
     (void)device;
     return (int)cudaEventCreate((cudaEvent_t *)event);
@@ -265,7 +303,7 @@ const struct gpu_ops *gpu_backend_ops(void)
         .event_record = event_record,
         .event_query = event_query,
         .event_sync = event_sync,
-        .timer_create = timer_create,
+        .timer_create = new_timer,
         .elapsed = elapsed,
         .copy_in = copy_in,
         .copy_in_many = copy_in_many,

@@ -486,6 +486,13 @@ int numoe_gpu_bench_layer(struct numoe_gpu_model *model, uint64_t layer,
 struct numoe_gpu_bench_stream {
     double total_ms, copy_ms, compute_ms; /**< of all layers once: together, each alone */
     uint64_t bytes;                       /**< copied in one pass */
+    /** The link: one copy of up to 256 MiB from pinned memory of the driver's, just before and just
+     *  after each pass that copies and computes; 10^9 bytes a second. */
+    double link_gbs;
+    /** What such passes, and what passes of copies alone, carry of the better of the two. */
+    double link_fraction, copy_link_fraction;
+    double host_cpu; /**< CPU time that all threads of the process took in such passes, by the
+                          passes' time: cores */
 };
 
 /** Time all layers in order, each copied while the one before computes; routing 0 of bench.

@@ -467,7 +467,8 @@ static void print_header(const struct bench_gpu *g, const char *model)
            g->read_gbs, g->link_gbs, g->mma_gops);
     if (g->values->stream)
         printf("%.2f GB a layer through %.2f GB, %.0f %% of host memory pinned\n\n"
-               "tokens  total ms   copy ms  compute ms  total/max    GB/s  of link   rel. L2\n",
+               "tokens  total ms   copy ms  compute ms  total/max    GB/s  of link  (copies)  "
+               "host CPU   rel. L2\n",
                (double)(g->desc.experts * g->report.expert_bytes) / 1e9,
                (double)g->report.window_bytes / 1e9,
                100 * (double)g->report.pinned_bytes / (double)g->report.arena_bytes);
@@ -487,9 +488,10 @@ static void print_cell(const struct bench_gpu *g, const struct cell *cell)
     const char *wrong = cell->rel_l2 <= limit_of(g->desc.arithmetic) ? "" : "  WRONG";
 
     if (g->values->stream)
-        printf("%6" PRIu64 " %9.2f %9.2f %11.2f %10.3f %7.1f %8.3f  %8.2e%s\n", cell->tokens,
-               cell->stream.total_ms, cell->stream.copy_ms, cell->stream.compute_ms,
-               cell->ms / longest(cell), cell->gbs, cell->gbs / g->link_gbs, cell->rel_l2, wrong);
+        printf("%6" PRIu64 " %9.2f %9.2f %11.2f %10.3f %7.1f %8.3f %9.3f %8.1f%%  %8.2e%s\n",
+               cell->tokens, cell->stream.total_ms, cell->stream.copy_ms, cell->stream.compute_ms,
+               cell->ms / longest(cell), cell->gbs, cell->stream.link_fraction,
+               cell->stream.copy_link_fraction, 100 * cell->stream.host_cpu, cell->rel_l2, wrong);
     else
         printf("%6" PRIu64 " %9.4f   (%.4f - %.4f)%*s %7.0f %9.3f %9.0f %9.3f  %8.2e%s\n",
                cell->tokens, cell->ms, cell->ms_p10, cell->ms_p90,
@@ -512,7 +514,11 @@ static json_t *cell_json(const struct bench_gpu *g, const struct cell *cell)
         json_object_set_new(object, "copy_ms", cli_json_number(cell->stream.copy_ms));
         json_object_set_new(object, "compute_ms", cli_json_number(cell->stream.compute_ms));
         json_object_set_new(object, "total_over_max", cli_json_number(cell->ms / longest(cell)));
-        json_object_set_new(object, "link_fraction", cli_json_number(cell->gbs / g->link_gbs));
+        json_object_set_new(object, "link_gbs", cli_json_number(cell->stream.link_gbs));
+        json_object_set_new(object, "link_fraction", cli_json_number(cell->stream.link_fraction));
+        json_object_set_new(object, "copy_link_fraction",
+                            cli_json_number(cell->stream.copy_link_fraction));
+        json_object_set_new(object, "host_cpu_cores", cli_json_number(cell->stream.host_cpu));
     } else {
         json_object_set_new(object, "ms_min", cli_json_number(cell->ms_min));
         json_object_set_new(object, "ms_p10", cli_json_number(cell->ms_p10));

@@ -652,6 +652,8 @@ static void bench_layers(bool forge)
     cr_assert_eq(numoe_gpu_model_create(gpu, &source, &options, &model, NULL), 0);
     cr_assert_eq(numoe_gpu_bench_layers(model, &bench, &result, NULL), 0);
     cr_expect_gt(result.bytes, 0);
+    cr_expect(result.link_gbs > 0 && result.link_fraction > 0 && result.copy_link_fraction > 0);
+    cr_expect(result.host_cpu > 0 && result.host_cpu < 64, "%g cores", result.host_cpu);
     for (uint64_t layer = 0; layer < LAYERS; layer++)
         for (int i = 0; i < 2; i++) {
             struct batch one = b;
