@@ -47,7 +47,8 @@ static void model_free(struct numoe_gpu_model *m)
 int gpu_model_pin(struct gpu_pinned *pinned, const struct numoe_gpu_source *source,
                   const struct numoe_gpu_model_options *o, struct numoe_error *error)
 {
-    const uint64_t chunk = o->chunk_bytes ? o->chunk_bytes : GIB;
+    const uint64_t wish = o->chunk_bytes ? o->chunk_bytes : NUMOE_GPU_CHUNK_BYTES;
+    const uint64_t chunk = wish < NUMOE_GPU_REGISTRATION_BYTES ? wish : NUMOE_GPU_CHUNK_BYTES;
     int rc = 0;
 
     for (uint32_t i = 0; !rc && i < source->region_count; i++) {
@@ -76,7 +77,7 @@ static int make_ring(struct numoe_gpu_model *m, const struct numoe_gpu_model_opt
 
     if (m->pins->pinned_bytes == m->pins->wanted_bytes)
         return 0;
-    m->ring_bytes = o->ring_bytes ? o->ring_bytes : (uint64_t)64 << 20;
+    m->ring_bytes = o->ring_bytes ? o->ring_bytes : NUMOE_GPU_RING_BYTES;
     rc = gpu_ring_init(&m->ring, m->gpu, m->ring_bytes, error);
     if (!rc && m->ring.memory) {
         struct numoe_memory_report report = {0};

@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/clock.h"
+
 static int insert(struct gpu_pinned *p, uint8_t *address, uint64_t bytes)
 {
     uint32_t at = p->count;
@@ -98,6 +100,51 @@ void gpu_pinned_fini(struct gpu_pinned *p)
                   "unpinning host memory");
     free(p->chunks);
     *p = (struct gpu_pinned){.gpu = p->gpu};
+}
+
+/* ---- trying ---------------------------------------------------------------------------------- */
+
+int numoe_gpu_try_pinning(struct numoe_gpu *gpu, uint64_t bytes, struct numoe_gpu_pinning *p,
+                          struct numoe_error *error)
+{
+    struct numoe_memory_request request = NUMOE_MEMORY_REQUEST_INIT;
+    struct numoe_error refusal = NUMOE_ERROR_INIT;
+    struct numoe_memory *memory;
+    uint64_t since;
+    int rc = gpu_enter(gpu, error);
+
+    *p = (struct numoe_gpu_pinning){
+        .os_node = gpu->properties.locality_known ? gpu->properties.os_node : NUMOE_NONE};
+    if (rc)
+        return rc;
+    request.os_node = p->os_node;
+    request.bytes = bytes;
+    request.log = &gpu->log;
+    rc = numoe_memory_create(&request, &memory, error);
+    if (rc)
+        return rc;
+    rc = numoe_memory_populate(memory, 0, numoe_memory_bytes(memory), error);
+    if (!rc) {
+        void *address = numoe_memory_address(memory);
+
+        p->tried_bytes = numoe_memory_bytes(memory);
+        since = numoe_now_ns();
+        rc = gpu_judge(gpu, gpu->ops->pin(gpu->device, address, p->tried_bytes), &refusal,
+                       "pinning %llu MiB of host memory",
+                       (unsigned long long)(p->tried_bytes >> 20));
+        p->ms = (double)(numoe_now_ns() - since) * 1e-6;
+        p->in_place = rc == 0;
+        if (rc == 0)
+            rc = gpu_judge(gpu, gpu->ops->unpin(gpu->device, address), error,
+                           "unpinning host memory");
+        else if (rc == -EIO && error)
+            *error = refusal;
+        else
+            snprintf(p->reason, sizeof p->reason, "%.*s", (int)sizeof p->reason - 1,
+                     refusal.message);
+    }
+    numoe_memory_destroy(memory);
+    return rc == -EIO || p->tried_bytes == 0 ? rc : 0;
 }
 
 /* ---- the ring -------------------------------------------------------------------------------- */

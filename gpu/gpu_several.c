@@ -67,6 +67,14 @@ static void copy(void *user, void *to, uint64_t to_stride, const void *from, uin
     whole->copy(whole->user, to, to_stride, from, from_stride, row_bytes, rows);
 }
 
+static void fill(void *user, void *to, const void *from, uint64_t bytes, uint32_t os_node)
+{
+    const struct gpu_several_part *part = user;
+    const struct numoe_gpu_source *whole = &part->of->source;
+
+    whole->fill(whole->user, to, from, bytes, os_node);
+}
+
 static void sum(void *user, void *to, enum numoe_type type, uint64_t to_stride,
                 const float *const *from, uint32_t count, bool keep, uint64_t columns,
                 uint64_t rows)
@@ -129,6 +137,7 @@ static int make_part(struct gpu_several *s, uint32_t i, struct numoe_gpu *const 
     source.bias = bias;
     source.generation = generation;
     source.copy = s->source.copy ? copy : NULL;
+    source.fill = s->source.fill ? fill : NULL;
     source.sum = s->source.sum ? sum : NULL;
     take_part(part, &source.slices);
     if (!source.slices)

@@ -384,8 +384,8 @@ static int send_staged(struct gpu_stream *s, const uint8_t *from, uint64_t to, u
         return rc;
     if (bytes > s->ring->buffer_bytes)
         bytes = s->ring->buffer_bytes;
-    if (s->source->copy)
-        s->source->copy(s->source->user, buffer, bytes, from, bytes, bytes, 1);
+    if (s->source->fill)
+        s->source->fill(s->source->user, buffer, from, bytes, s->ring->node);
     else
         memcpy(buffer, from, bytes);
     rc = gpu_judge(gpu, gpu->ops->copy_in(gpu->device, s->copies, s->pool + to, buffer, bytes),

@@ -61,6 +61,29 @@ struct numoe_gpu_verdict {
 
 struct numoe_gpu;
 
+/* Host memory is pinned in chunks, as a driver's registration ends at a size (r580: 512 GiB less a
+ * little), and a large one that fails takes minutes to. */
+#define NUMOE_GPU_CHUNK_BYTES ((uint64_t)1 << 30)
+#define NUMOE_GPU_REGISTRATION_BYTES ((uint64_t)1 << 39)
+/* Staging for what is not pinned, of a device. */
+#define NUMOE_GPU_RING_BYTES ((uint64_t)64 << 20)
+
+/** What pinning host memory for a device comes to. */
+struct numoe_gpu_pinning {
+    bool in_place;        /**< memory is pinned where it lies; else all goes through staging */
+    uint64_t tried_bytes; /**< of the memory that was tried with ... */
+    uint32_t os_node;     /**< ... on this node, the device's own; NUMOE_NONE: it is not known */
+    double ms;            /**< that pinning it took, or being refused */
+    char reason[160];     /**< of the refusal; "" */
+};
+
+/**
+ * Pin some memory of the device's own node, and unpin it.
+ * @return 0, also when it is refused; -ENOMEM: there is no such memory; -EIO
+ */
+int numoe_gpu_try_pinning(struct numoe_gpu *gpu, uint64_t bytes, struct numoe_gpu_pinning *pinning,
+                          struct numoe_error *error);
+
 /**
  * Open a device if the evidence is for it: wanted, there, code for it loads, shared memory
  * suffices, and a small set of experts computed on it agrees with the reference.
@@ -110,6 +133,9 @@ struct numoe_gpu_source {
     /** Copy rows between host memories, with as many threads as there are; NULL: memcpy. */
     void (*copy)(void *user, void *to, uint64_t to_stride, const void *from, uint64_t from_stride,
                  uint64_t row_bytes, uint64_t rows);
+    /** Copy weights to staging that a device reads and no CPU does: best by the workers of the node
+     *  (OS index; NUMOE_NONE: not known) that staging lies on, past their caches; NULL: memcpy. */
+    void (*fill)(void *user, void *to, const void *from, uint64_t bytes, uint32_t os_node);
     /** numoe_gpu_sum_rows, likewise; NULL: in the calling thread. */
     void (*sum)(void *user, void *to, enum numoe_type type, uint64_t to_stride,
                 const float *const *from, uint32_t count, bool keep, uint64_t columns,
@@ -126,8 +152,9 @@ struct numoe_gpu_model_options {
     uint64_t piece_bytes;     /**< that each node gives to a piece at least; 0: 4 MiB */
     const char *profile;      /**< file of numoe_gpu_profile_save: its hottest experts are copied
                                    when the first call comes; NULL */
-    uint64_t chunk_bytes;     /**< pinned at a time; 0: 1 GiB */
-    uint64_t ring_bytes;      /**< staging for what is not pinned; 0: 64 MiB */
+    uint64_t chunk_bytes;     /**< pinned at a time, below NUMOE_GPU_REGISTRATION_BYTES; 0:
+                                   NUMOE_GPU_CHUNK_BYTES */
+    uint64_t ring_bytes;      /**< staging for what is not pinned; 0: NUMOE_GPU_RING_BYTES */
     uint64_t keep_free_bytes; /**< device memory left for workspace; 0: an eighth, at most 4 GiB */
     bool no_pinning;          /**< staging only: for tests and measurement */
     const uint32_t *shares;   /**< of several devices: what each gets, [count], relative, 1 to 64;

@@ -25,12 +25,17 @@ static int count_gpus(enum numoe_gpu_mode mode, struct numoe_error *error)
     return numoe_gpu_count(error);
 }
 
+/* What the trial of pinning pins. */
+#define TRIAL_BYTES ((uint64_t)64 << 20)
+
 static void examine(uint32_t index, const struct numoe_machine *machine, enum numoe_gpu_mode mode,
-                    struct numoe_gpu_properties *p, struct numoe_gpu_verdict *verdict)
+                    struct numoe_gpu_properties *p, struct numoe_gpu_verdict *verdict,
+                    struct numoe_gpu_pinning *pinning)
 {
     struct numoe_error error = NUMOE_ERROR_INIT;
     struct numoe_gpu *gpu;
 
+    *pinning = (struct numoe_gpu_pinning){.os_node = NUMOE_NONE};
     *verdict = (struct numoe_gpu_verdict){.rel_l2 = -1};
     if (numoe_gpu_describe(index, machine, p, &error)) {
         snprintf(verdict->reason, sizeof verdict->reason, "%.*s", (int)sizeof verdict->reason - 1,
@@ -39,6 +44,9 @@ static void examine(uint32_t index, const struct numoe_machine *machine, enum nu
     }
     if (!numoe_gpu_open(index, mode, machine, NULL, &gpu, verdict, NULL)) {
         *p = *numoe_gpu_get(gpu);
+        if (numoe_gpu_try_pinning(gpu, TRIAL_BYTES, pinning, &error))
+            snprintf(pinning->reason, sizeof pinning->reason, "%.*s",
+                     (int)sizeof pinning->reason - 1, error.message);
         numoe_gpu_close(gpu);
     }
 }
@@ -61,8 +69,11 @@ void cli_topo_gpus(const struct numoe_machine *machine, enum numoe_gpu_mode mode
     struct numoe_error error = NUMOE_ERROR_INIT;
     int count;
 
-    if (!machine->live)
+    if (!machine->live) {
+        cli_print_staging(machine);
         return;
+    }
+    cli_print_pinnable(machine);
     count = count_gpus(mode, &error);
     if (count < 0) {
         printf("no GPU is used: %s\n", error.message);
@@ -71,8 +82,11 @@ void cli_topo_gpus(const struct numoe_machine *machine, enum numoe_gpu_mode mode
     for (uint32_t i = 0; i < (uint32_t)count; i++) {
         struct numoe_gpu_properties p;
         struct numoe_gpu_verdict v;
-        examine(i, machine, mode, &p, &v);
+        struct numoe_gpu_pinning pinning;
+        examine(i, machine, mode, &p, &v, &pinning);
         print_gpu(&p, &v);
+        if (v.usable)
+            cli_print_pinning(&pinning);
     }
 }
 
@@ -117,15 +131,20 @@ int cli_topo_json(const struct numoe_machine *machine, const struct numoe_warnin
     for (uint32_t i = 0; count > 0 && i < (uint32_t)count; i++) {
         struct numoe_gpu_properties p;
         struct numoe_gpu_verdict v;
+        struct numoe_gpu_pinning pinning;
         json_t *gpu;
-        examine(i, machine, mode, &p, &v);
+        examine(i, machine, mode, &p, &v, &pinning);
         gpu = gpu_json(&p);
+        json_object_set_new(gpu, "pinning", v.usable ? cli_pinning_json(&pinning) : json_null());
         json_object_set_new(gpu, "usable", json_boolean(v.usable));
         json_object_set_new(gpu, "forced", json_boolean(v.forced));
         json_object_set_new(gpu, "reason", json_string(v.reason));
         json_array_append_new(gpus, gpu);
     }
     json_object_set_new(object, "gpus", gpus);
+    json_object_set_new(object, "pinning", cli_pinnable_json(machine));
+    if (!machine->live)
+        json_object_set_new(object, "staging", cli_staging_json(machine));
     warned = json_array();
     for (uint32_t i = 0; i < warnings->count; i++) {
         const struct numoe_warning *w = &warnings->list[i];
@@ -184,6 +203,7 @@ void cli_print_gpu(const struct numoe_model_info *info, const struct numoe_stats
 
 static void set_ring(json_t *object, const struct numoe_gpu_report *report)
 {
+    json_object_set_new(object, "pin_refusal", json_string(report->pin_refusal));
     json_object_set_new(object, "ring_bytes", json_integer((json_int_t)report->ring_bytes));
     json_object_set_new(object, "ring_node",
                         !report->ring_bytes || report->ring_node == NUMOE_NONE

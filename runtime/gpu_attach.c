@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "gpu_run.h"
+#include "numoe_copy.h"
 
 static void arena(void *user, uint32_t index, void **address, uint64_t *bytes)
 {
@@ -97,6 +98,72 @@ static void copy(void *user, void *to, uint64_t to_stride, const void *from, uin
     }
     for (uint32_t i = 0; i < items; i++)
         copy_item(&c, i, 0);
+}
+
+/* A staging buffer filled past the caches, by the workers of the node that it lies on: the others'
+ * stores would cross to it. They may still steal what is late. */
+struct filling {
+    uint8_t *to;
+    const uint8_t *from;
+    uint64_t bytes;
+};
+
+static void fill_item(void *context, uint32_t item, uint32_t worker)
+{
+    const struct filling *f = context;
+    const uint64_t begin = (uint64_t)item * COPY_ITEM_BYTES, left = f->bytes - begin;
+
+    (void)worker;
+    numoe_copy_stream(f->to + begin, f->from + begin,
+                      left < COPY_ITEM_BYTES ? left : COPY_ITEM_BYTES);
+}
+
+static bool is_on(const struct numoe_plan *plan, uint32_t worker, uint32_t os_node)
+{
+    const struct numoe_plan_worker *w = &plan->workers[worker % plan->worker_count];
+
+    return plan->nodes[w->plan_node].os_index == os_node;
+}
+
+/* first[w] of the workers: equal shares for those of the node, none for others. Returns whether
+ * there are any. */
+static bool share_among(const struct numoe_plan *plan, uint32_t workers, uint32_t os_node,
+                        uint32_t items, uint32_t *first)
+{
+    uint32_t there = 0, seen = 0;
+
+    for (uint32_t w = 0; w < workers; w++)
+        there += is_on(plan, w, os_node);
+    for (uint32_t w = 0; w < workers; w++) {
+        first[w] = there ? (uint32_t)((uint64_t)items * seen / there) : 0;
+        seen += is_on(plan, w, os_node);
+    }
+    first[workers] = items;
+    return there != 0;
+}
+
+static void fill(void *user, void *to, const void *from, uint64_t bytes, uint32_t os_node)
+{
+    const struct numoe_model *model = user;
+    const uint32_t workers = numoe_pool_worker_count(model->context->pool);
+    const uint64_t items = (bytes + COPY_ITEM_BYTES - 1) / COPY_ITEM_BYTES;
+    struct filling f = {to, from, bytes};
+    struct numoe_pool_job job = {.context = &f, .phase_count = 1};
+    uint32_t *first = NULL;
+    int rc = -EINVAL;
+
+    if (items > 1 && items < NUMOE_POOL_MAX_ITEMS) {
+        first = calloc(workers + 1u, sizeof *first);
+        job.phases[0] = (struct numoe_pool_phase){.run = fill_item, .items = (uint32_t)items};
+        /* of another machine's nodes none is the device's */
+        if (first && !model->context->described &&
+            share_among(model->context->plan, workers, os_node, (uint32_t)items, first))
+            job.phases[0].first = first;
+        rc = numoe_pool_run(model->context->pool, &job);
+        free(first);
+    }
+    for (uint32_t i = 0; rc && i < items; i++)
+        fill_item(&f, i, 0);
 }
 
 /* Rows of several places summed. */
@@ -195,6 +262,7 @@ int numoe_gpu_attach(struct numoe_model *model, struct numoe_error *error)
         .bias = bias,
         .generation = generation,
         .copy = copy,
+        .fill = fill,
         .sum = sum,
         .distance = distance,
     };

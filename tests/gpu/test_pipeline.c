@@ -564,6 +564,111 @@ Test(gpu_pipeline, experts_give_way_before_passes_get_short, .timeout = 60)
     model_free(m);
 }
 
+/* Case B4: a box with 600 GiB in one arena. The driver refuses a registration of 512 GiB or more,
+ * and everything from some call on. */
+#define BOX ((uint64_t)1 << 40)
+static uint64_t pin_calls, pin_largest, pin_from;
+
+static int driver_pin(void *device, void *address, uint64_t bytes)
+{
+    struct fake *f = device;
+    const int e = fake_call(f);
+
+    if ((uintptr_t)address >= 2 * BOX)
+        return e ? e : fake_pin(device, address, bytes);
+    pin_calls++;
+    pin_largest = bytes > pin_largest ? bytes : pin_largest;
+    return e ? e : bytes >= (uint64_t)1 << 39 || pin_calls > pin_from ? fake_refuse(f, 2) : 0;
+}
+
+static int driver_unpin(void *device, void *address)
+{
+    return (uintptr_t)address >= 2 * BOX ? fake_unpin(device, address) : fake_call(device);
+}
+
+static void arena_of_box(void *user, uint32_t index, void **address, uint64_t *bytes)
+{
+    (void)user;
+    *address = index ? NULL : (void *)(uintptr_t)BOX;
+    *bytes = index ? 0 : (uint64_t)600 << 30;
+}
+
+Test(gpu_pipeline, half_a_terabyte_is_pinned_in_chunks_and_the_first_refusal_ends_it)
+{
+    const uint64_t gib = (uint64_t)1 << 30;
+    const struct {
+        uint64_t chunk, from, calls, pinned;
+    } cases[] = {{0, UINT64_MAX, 600, 600},
+                 {700 * gib, UINT64_MAX, 600, 600},
+                 {100 * gib, UINT64_MAX, 6, 600},
+                 {0, 0, 1, 0},
+                 {0, 37, 38, 37},
+                 {511 * gib, 1, 2, 511}};
+
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct model *m = model_make(1, false);
+        struct fake *f = fake_make(2);
+        struct numoe_gpu_source source = source_of(m);
+        const struct numoe_gpu_model_options options = {
+            .chunk_bytes = cases[i].chunk, .ring_bytes = 65536, .keep_free_bytes = 1 << 20};
+        struct numoe_gpu_properties p = {.name = "Fake", .os_node = NUMOE_NONE};
+        struct gpu_ops ops = fake_ops;
+        struct numoe_gpu_report report;
+        struct numoe_gpu_model *model;
+        struct numoe_gpu *gpu;
+
+        ops.pin = driver_pin;
+        ops.unpin = driver_unpin;
+        pin_calls = pin_largest = 0;
+        pin_from = cases[i].from;
+        source.arena = arena_of_box;
+        cr_assert_eq(gpu_wrap(&ops, f, &p, NULL, &gpu), 0);
+        cr_assert_eq(numoe_gpu_model_create(gpu, &source, &options, &model, NULL), 0);
+        numoe_gpu_model_report(model, &report);
+        cr_expect_eq(pin_calls, cases[i].calls, "case %zu: %d calls", i, (int)pin_calls);
+        cr_expect_lt(pin_largest, 512 * gib);
+        cr_expect_eq(report.pinned_bytes, cases[i].pinned * gib);
+        cr_expect_eq(report.arena_bytes, 600 * gib);
+        cr_expect_eq(*report.pin_refusal != 0, cases[i].pinned != 600);
+        if (*report.pin_refusal) {
+            cr_expect(strstr(report.pin_refusal, "host memory"), "%s", report.pin_refusal);
+            cr_expect_gt(report.ring_bytes, 0);
+        }
+        numoe_gpu_model_destroy(model);
+        expect_clean(f);
+        numoe_gpu_close(gpu);
+        fake_free(f);
+        model_free(m);
+    }
+}
+
+Test(gpu_pipeline, pinning_is_tried_on_the_devices_node)
+{
+    struct fake *f = fake_make(2);
+    struct numoe_gpu_properties p = {.name = "Fake", .locality_known = true};
+    struct numoe_gpu_pinning pinning;
+    struct numoe_machine *machine;
+    struct numoe_gpu *gpu;
+
+    cr_assert_eq(numoe_machine_load(NULL, &machine, NULL), 0);
+    p.os_node = machine->nodes[0].os_index;
+    cr_assert_eq(gpu_wrap(&fake_ops, f, &p, NULL, &gpu), 0);
+    cr_assert_eq(numoe_gpu_try_pinning(gpu, 1 << 20, &pinning, NULL), 0);
+    cr_expect(pinning.in_place && pinning.os_node == p.os_node && !*pinning.reason);
+    cr_expect_geq(pinning.tried_bytes, 1 << 20);
+    f->pin_most = 4096;
+    cr_assert_eq(numoe_gpu_try_pinning(gpu, 1 << 20, &pinning, NULL), 0);
+    cr_expect_not(pinning.in_place);
+    cr_expect(strstr(pinning.reason, "host memory"), "%s", pinning.reason);
+    f->fail_at = f->calls + 1;
+    f->fail_code = 700;
+    cr_expect_eq(numoe_gpu_try_pinning(gpu, 1 << 20, &pinning, NULL), -EIO);
+    cr_expect_eq(f->wrong, 0, "%s", f->text);
+    numoe_gpu_close(gpu);
+    fake_free(f);
+    numoe_machine_free(machine);
+}
+
 Test(gpu_pipeline, a_refused_pin_is_reported_and_cleared)
 {
     struct model *m = model_make(LAYERS, false);
@@ -678,12 +783,23 @@ Test(gpu_pipeline, the_streamed_measurement_shows_every_layer)
     bench_layers(true);
 }
 
+static uint64_t filled_bytes;
+static uint32_t filled_node;
+
+static void fill(void *user, void *to, const void *from, uint64_t bytes, uint32_t os_node)
+{
+    (void)user;
+    memcpy(to, from, bytes);
+    filled_bytes += bytes;
+    filled_node = os_node;
+}
+
 /* Case F4: staging lies on the device's own node, and its pages have been looked at. */
 Test(gpu_pipeline, the_ring_is_on_the_node_of_the_device)
 {
     struct model *m = model_make(LAYERS, false);
     struct fake *f = fake_make(2);
-    const struct numoe_gpu_source source = source_of(m);
+    struct numoe_gpu_source source = source_of(m);
     const struct numoe_gpu_model_options options = {
         .ring_bytes = 1 << 20, .no_pinning = true, .keep_free_bytes = 1 << 20};
     struct numoe_gpu_properties p = {.name = "Fake", .locality_known = true};
@@ -694,6 +810,8 @@ Test(gpu_pipeline, the_ring_is_on_the_node_of_the_device)
 
     cr_assert_eq(numoe_machine_load(NULL, &machine, NULL), 0);
     p.os_node = machine->nodes[0].os_index;
+    source.fill = fill;
+    filled_bytes = 0;
     cr_assert_eq(gpu_wrap(&fake_ops, f, &p, NULL, &gpu), 0);
     cr_assert_eq(numoe_gpu_model_create(gpu, &source, &options, &model, NULL), 0);
     numoe_gpu_model_report(model, &report);
@@ -709,6 +827,9 @@ Test(gpu_pipeline, the_ring_is_on_the_node_of_the_device)
         cr_assert_eq(numoe_gpu_forward(model, layer, &b.call, &done, NULL), 0);
         cr_expect(batch_right(m, layer, &b, done));
     }
+    numoe_gpu_model_report(model, &report);
+    cr_expect_eq(filled_bytes, report.copied_bytes);
+    cr_expect_eq(filled_node, p.os_node);
     numoe_gpu_model_destroy(model);
     expect_clean(f);
     numoe_gpu_close(gpu);

@@ -194,6 +194,38 @@ Test(cli_topo, shows_a_synthetic_machine_as_json, .timeout = 60)
     forget(&answer);
 }
 
+/* Cases B4 and F4: what would be pinned, how, and on which node each GPU's staging lies. */
+Test(cli_topo, shows_what_would_be_pinned_for_gpus, .timeout = 60)
+{
+    static const char box[] = NUMOE_TEST_DATA "/topo/data/epyc-7h12-2s-32n.xml";
+    const json_int_t gib = 1 << 30, nodes[] = {4, 20};
+    struct answer answer = numoe("topo", "--topology", box, "--json", NULL);
+    json_t *root = parse(&answer), *pinning = json_object_get(root, "pinning");
+    json_t *staging = json_object_get(root, "staging");
+
+    cr_expect_eq(json_integer_value(json_object_get(pinning, "memory_bytes")), 512 * gib);
+    cr_expect_eq(json_integer_value(json_object_get(pinning, "chunk_bytes")), gib);
+    cr_expect_eq(json_integer_value(json_object_get(pinning, "registration_bytes")), 512 * gib);
+    cr_expect(json_is_null(json_object_get(pinning, "locked_bytes")));
+    cr_assert_eq(json_array_size(staging), 2);
+    for (size_t i = 0; i < 2; i++)
+        cr_expect_eq(
+            json_integer_value(json_object_get(json_array_get(staging, i), "staging_node")),
+            nodes[i]);
+    json_decref(root);
+    forget(&answer);
+    answer = numoe("topo", "--topology", box, NULL);
+    cr_expect_not_null(strstr(answer.out, "one registration ends at 512 GiB"), "%s", answer.out);
+    cr_expect_not_null(strstr(answer.out, "GPU cuda1: 64 MiB of staging on node 20"));
+    forget(&answer);
+    answer = numoe("topo", "--json", NULL);
+    root = parse(&answer);
+    pinning = json_object_get(root, "pinning");
+    cr_expect_gt(json_integer_value(json_object_get(pinning, "memory_bytes")), 0);
+    json_decref(root);
+    forget(&answer);
+}
+
 Test(cli_topo, shows_this_machine, .timeout = 60)
 {
     struct answer answer = numoe("topo", NULL);
