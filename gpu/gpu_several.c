@@ -356,6 +356,7 @@ int numoe_gpu_model_create_over(struct numoe_gpu *const *gpus, uint32_t count,
     }
     m->several = s;
     m->gpu = gpus[0];
+    m->source = *source; /* for its numbers */
     s->source = *source;
     s->count = count;
     if (o->shares)

@@ -243,6 +243,12 @@ Test(gpu_several, near_devices_have_slices_and_far_ones_experts)
             set_make(&set, count, (enum layout)layout, 3);
             cr_assert_eq(
                 numoe_gpu_model_create_over(set.gpu, count, &source, &options, &model, NULL), 0);
+            /* engines queue each part */
+            cr_expect_eq(numoe_gpu_pieces_begin(model, 0, NULL, 1, 1, NULL), -ENOTSUP);
+            cr_expect_eq(
+                numoe_gpu_pieces_begin(numoe_gpu_model_part(model, 1), 0, NULL, 1, 1, NULL), 0);
+            numoe_gpu_pieces_end(numoe_gpu_model_part(model, 1),
+                                 numoe_gpu_model_part(model, 1)->stream.compute);
             cr_expect_eq(model->several->division.groups, layout == NEAR ? NODES : 1);
             for (uint32_t i = 0; i < count; i++) {
                 const struct numoe_gpu_model *part = numoe_gpu_model_part(model, i);
