@@ -61,8 +61,8 @@ static uint64_t rows_bytes(const struct numoe_gpu_model *m, const struct numoe_g
     return m->source.layers * b->samples * m->source.shape.hidden * sizeof(float);
 }
 
-static int inputs_make(struct numoe_gpu_model *m, const struct numoe_gpu_bench *b,
-                       struct inputs *in, struct numoe_error *error)
+static int inputs_make(struct numoe_gpu_model *m, struct numoe_gpu_bench *b, struct inputs *in,
+                       struct numoe_error *error)
 {
     struct numoe_gpu *gpu = m->gpu;
     const struct gpu_ops *ops = gpu->ops;
@@ -81,6 +81,7 @@ static int inputs_make(struct numoe_gpu_model *m, const struct numoe_gpu_bench *
         .scale = 1.0f,
     };
     gpu_model_ffn(m, NULL, &in->ffn);
+    in->ffn.form = b->form ? (enum numoe_cuda_form)b->form : gpu_choose_form(gpu, &in->ffn);
     in->ids = up(x_bytes);
     in->routing = in->ids + b->routings * up(pairs * 4);
     in->out = in->routing + b->routings * up(pairs * 4);
@@ -89,6 +90,7 @@ static int inputs_make(struct numoe_gpu_model *m, const struct numoe_gpu_bench *
     if (!bytes || b->tokens > UINT32_MAX)
         return numoe_error_set(error, -EINVAL, "tokens", "%llu tokens are too many",
                                (unsigned long long)b->tokens);
+    b->form = in->ffn.form;
     bytes += in->work;
     rc = gpu_judge(gpu, ops->allocate(gpu->device, bytes, (void **)&in->memory), error,
                    "allocating %llu MiB", (unsigned long long)(bytes >> 20));

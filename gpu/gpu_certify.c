@@ -12,8 +12,6 @@
 #include "gpu_gate.h"
 #include "gpu_internal.h"
 
-const uint32_t numoe_gpu_forms[NUMOE_GPU_FORMS] = {8, 32, 64, 128};
-
 /* Experts, a batch, and both on the device. */
 struct stage {
     struct numoe_gpu *gpu;
@@ -56,9 +54,11 @@ static struct numoe_cuda_ffn call_of(const struct stage *s, uint32_t form)
         .out_type = NUMOE_F32,
         .out_stride = s->shape.hidden,
         .scale = 1.0f,
-        .chunk_tokens = form,
+        .form = (enum numoe_cuda_form)form,
     };
 
+    if (!form)
+        ffn.form = gpu_choose_form(s->gpu, &ffn);
     if (!s->device)
         return ffn;
     ffn.weights = s->device;
@@ -545,34 +545,11 @@ int gpu_marlin_usable(struct numoe_gpu *gpu, struct numoe_error *error)
 
 /* ---- turning off ----------------------------------------------------------------------------- */
 
-/* What the kernels would choose (kernels/cuda/moe_launch.cu), where that is not off; else the
- * nearest in this order. */
-uint32_t gpu_choose_form(const struct numoe_gpu *gpu, const struct numoe_cuda_ffn *ffn)
-{
-    const uint64_t pairs = (uint64_t)ffn->tokens * ffn->top_k;
-    const uint64_t hit = pairs < ffn->experts ? pairs : ffn->experts;
-    const uint64_t average = hit ? pairs / hit : 0;
-    const int want = average <= 5 ? 0 : average <= 28 ? 1 : 3;
-
-    if (!gpu->forms_off)
-        return 0;
-    for (int d = 0; d < NUMOE_GPU_FORMS; d++)
-        for (int i = want - d; i <= want + d; i += d ? 2 * d : 1) {
-            struct numoe_cuda_ffn as = *ffn;
-            if (i < 0 || i >= NUMOE_GPU_FORMS || gpu->forms_off >> i & 1)
-                continue;
-            as.chunk_tokens = numoe_gpu_forms[i];
-            if (gpu->ops->workspace_bytes(gpu->device, &as))
-                return numoe_gpu_forms[i];
-        }
-    return 0;
-}
-
 uint32_t gpu_turn_off_forms(struct numoe_gpu *gpu)
 {
     uint32_t left = 0;
 
-    for (uint32_t i = 0; i < NUMOE_GPU_FORMS; i++) {
+    for (uint32_t form = 1; form <= NUMOE_GPU_FORMS; form++) {
         static const uint32_t tokens[] = {1, 32, 300};
         bool there = false, ok = true;
         char why[160] = "";
@@ -580,18 +557,17 @@ uint32_t gpu_turn_off_forms(struct numoe_gpu *gpu)
         for (size_t t = 0; ok && t < sizeof tokens / sizeof tokens[0]; t++) {
             struct numoe_gpu_finding f;
             struct numoe_error error = NUMOE_ERROR_INIT;
-            if (numoe_gpu_certify_form(gpu, NUMOE_SWIGLU_OAI, numoe_gpu_forms[i], tokens[t], false,
-                                       &f, &error))
+            if (numoe_gpu_certify_form(gpu, NUMOE_SWIGLU_OAI, form, tokens[t], false, &f, &error))
                 return 0; /* it cannot be told */
             there = there || f.there;
             ok = !f.there || f.ok;
             memcpy(why, f.text, sizeof why);
         }
         if (there && !ok) {
-            gpu->forms_off |= 1u << i;
+            gpu->forms_off |= 1u << form;
             numoe_log_write(&gpu->log, NUMOE_LOG_WARNING,
-                            "kernels for %u tokens of an expert are not used on %s: %s",
-                            numoe_gpu_forms[i], gpu->properties.name, why);
+                            "form %s of the kernels is not used on %s: %s",
+                            numoe_gpu_form_names[form], gpu->properties.name, why);
         }
         left += there && ok;
     }

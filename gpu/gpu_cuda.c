@@ -356,6 +356,7 @@ int gpu_backend_describe(uint32_t index, struct numoe_gpu_properties *p)
     p->major = prop.major;
     p->minor = prop.minor;
     p->shared_bytes = prop.sharedMemPerBlockOptin;
+    p->l2_bytes = (uint64_t)prop.l2CacheSize;
     cudaDriverGetVersion(&p->driver_version);
     cudaRuntimeGetVersion(&p->runtime_version);
     /* free memory is known only once the device is in use by this process */

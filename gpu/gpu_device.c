@@ -138,6 +138,8 @@ int gpu_wrap(const struct gpu_ops *ops, void *device, const struct numoe_gpu_pro
     gpu->ops = ops;
     gpu->device = device;
     gpu->properties = *properties;
+    gpu->forms = gpu_forms_there(ops, device);
+    gpu->tuning = *numoe_gpu_tuning_builtin();
     if (log)
         gpu->log = *log;
     *out = gpu;

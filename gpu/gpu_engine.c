@@ -155,7 +155,7 @@ static void describe(const struct numoe_gpu_model *m, const struct numoe_gpu_dev
         .workspace = call->workspace,
     };
     gpu_model_ffn(m, part, ffn);
-    ffn->chunk_tokens = gpu_choose_form(m->gpu, ffn);
+    ffn->form = gpu_choose_form(m->gpu, ffn);
 }
 
 uint64_t numoe_gpu_workspace(const struct numoe_gpu_model *m,

@@ -55,7 +55,7 @@ static void describe(const struct numoe_gpu_model *m, const struct numoe_gpu_cal
         .scale = call->scale,
     };
     gpu_model_ffn(m, NULL, ffn);
-    ffn->chunk_tokens = gpu_choose_form(m->gpu, ffn);
+    ffn->form = gpu_choose_form(m->gpu, ffn);
 }
 
 static uint64_t take(uint64_t *at, uint64_t bytes)

@@ -21,8 +21,9 @@ struct numoe_gpu {
     /* The CUDA error that made the device unusable; 0: none. Set once; where is written before,
      * by the one thread at a time that uses the device. */
     atomic_int dead;
-    uint32_t
-        forms_off; /* bit i: the form of numoe_gpu_forms[i] tokens has failed, and is not used */
+    uint32_t forms;     /* bit f: the device has the form */
+    uint32_t forms_off; /* bit f: it has failed, and is not used */
+    struct numoe_gpu_tuning tuning;
     char where[128];
     bool marlin_checked; /* its repacking was compared with the reference on this device */
 };
@@ -39,9 +40,11 @@ int gpu_judge(struct numoe_gpu *gpu, int code, struct numoe_error *error, const 
 /* Make the device current in this thread, unless it is dead. */
 int gpu_enter(struct numoe_gpu *gpu, struct numoe_error *error);
 
-/* chunk_tokens of a call: 0, as the kernels choose, while no form is off; else the nearest to that
- * which is not. */
-uint32_t gpu_choose_form(const struct numoe_gpu *gpu, const struct numoe_cuda_ffn *ffn);
+/* The form of a call, by the device's table. */
+enum numoe_cuda_form gpu_choose_form(const struct numoe_gpu *gpu, const struct numoe_cuda_ffn *ffn);
+
+/* The forms that a device has. */
+uint32_t gpu_forms_there(const struct gpu_ops *ops, void *device);
 
 /* Look for forms that compute wrong, and turn them off. Returns how many that leaves. */
 uint32_t gpu_turn_off_forms(struct numoe_gpu *gpu);

@@ -31,8 +31,9 @@ struct numoe_gpu_properties {
     char bus[24]; /**< PCI address, "0000:1b:00.0" */
     uint64_t memory_bytes, free_bytes;
     uint32_t multiprocessors;
-    int major, minor;                    /**< compute capability */
-    uint64_t shared_bytes;               /**< most shared memory that a block can opt in to */
+    int major, minor;      /**< compute capability */
+    uint64_t shared_bytes; /**< most shared memory that a block can opt in to */
+    uint64_t l2_bytes;
     int driver_version, runtime_version; /**< of CUDA: 13000 is 13.0 */
     int ptx_version; /**< once open: of the kernels in use; 80 when the driver compiled them */
     bool locality_known;
@@ -448,11 +449,74 @@ struct numoe_gpu_report {
 
 void numoe_gpu_model_report(const struct numoe_gpu_model *model, struct numoe_gpu_report *report);
 
-/* ---- certifying ----------------------------------------------------------------------------- */
+/* ---- forms of the kernels, and which is chosen -------------------------------------------------
+ */
 
-/** Tokens of an expert that a form of the kernels computes together. */
-enum { NUMOE_GPU_FORMS = 4 };
-extern const uint32_t numoe_gpu_forms[NUMOE_GPU_FORMS];
+/** Forms are numbered from 1: so many tokens of an expert together, by mma.sync or wgmma. */
+enum { NUMOE_GPU_FORMS = 6 };
+/** [form]; [0]: "chosen" */
+extern const char *const numoe_gpu_form_names[NUMOE_GPU_FORMS + 1];
+
+/** What times were measured on and are valid for: never a chip's name. */
+struct numoe_gpu_numbers {
+    int major, minor; /**< compute capability */
+    uint32_t multiprocessors;
+    uint64_t shared_bytes, l2_bytes;
+};
+
+enum { NUMOE_GPU_TUNED_SHAPES = 16, NUMOE_GPU_TUNED_POINTS = 24 };
+
+struct numoe_gpu_tuned_point {
+    double tokens;                  /**< of an expert, on average */
+    double ms[NUMOE_GPU_FORMS + 1]; /**< [form]: of a layer; 0: not measured */
+};
+
+struct numoe_gpu_tuned_shape {
+    uint64_t hidden, intermediate; /**< of an expert */
+    uint32_t point_count;
+    struct numoe_gpu_tuned_point points[NUMOE_GPU_TUNED_POINTS]; /**< ascending */
+};
+
+/** Times of all forms by shape and tokens. */
+struct numoe_gpu_tuning {
+    struct numoe_gpu_numbers device;
+    uint32_t shape_count;
+    struct numoe_gpu_tuned_shape shapes[NUMOE_GPU_TUNED_SHAPES];
+};
+
+/** The table that a device begins with: gpu/gpu_tuning.json, made by numoe bench --gpu --tune. On a
+ *  device of other numbers it is the best that is known. */
+const struct numoe_gpu_tuning *numoe_gpu_tuning_builtin(void);
+
+struct numoe_gpu_numbers numoe_gpu_numbers(const struct numoe_gpu_properties *properties);
+
+/** Whether a table says enough: shapes told once, points that ascend, and at each a time of every
+ *  form that needs no more than 99 KiB of shared memory.
+ *  @param where  named in the error  @return 0; -EINVAL */
+int numoe_gpu_tuning_check(const struct numoe_gpu_tuning *tuning, const char *where,
+                           struct numoe_error *error);
+
+/** Whether it was made on a device of these numbers. @return 0; -EINVAL, with the one that differs
+ */
+int numoe_gpu_tuning_fits(const struct numoe_gpu_tuning *tuning,
+                          const struct numoe_gpu_numbers *numbers, const char *where,
+                          struct numoe_error *error);
+
+/** The fastest of some forms (bit f: form f) by a table that is right; 0: there are none.
+ *  @param tokens  of an expert, on average */
+uint32_t numoe_gpu_tuning_choose(const struct numoe_gpu_tuning *tuning, uint32_t forms,
+                                 uint64_t hidden, uint64_t intermediate, double tokens);
+
+/** Choose by another table from now on, which is copied. No call may be under way.
+ *  @return 0; -EINVAL as check and fits say */
+int numoe_gpu_use_tuning(struct numoe_gpu *gpu, const struct numoe_gpu_tuning *tuning,
+                         const char *where, struct numoe_error *error);
+const struct numoe_gpu_tuning *numoe_gpu_tuned(const struct numoe_gpu *gpu);
+
+/** Bit f: the device has form f, and it computes right. */
+uint32_t numoe_gpu_forms(const struct numoe_gpu *gpu);
+
+/* ---- certifying ----------------------------------------------------------------------------- */
 
 struct numoe_gpu_finding {
     bool there;     /**< the device has the form */
@@ -465,7 +529,7 @@ struct numoe_gpu_finding {
  * Compute random experts by one form and compare some tokens with float64: step by step, each
  * waited for, and twice to the same bits; with graph, captured and replayed three times, to the
  * bits of the step by step.
- * @param form  one of numoe_gpu_forms; 0: as the kernels choose
+ * @param form  1 to NUMOE_GPU_FORMS; 0: as is chosen for that many tokens
  * @return 0, with what was found; -ENOMEM, -EIO: it could not be tried
  */
 int numoe_gpu_certify_form(struct numoe_gpu *gpu, enum numoe_activation_kind activation,
@@ -495,6 +559,7 @@ struct numoe_gpu_bench {
     uint64_t tokens, top_k;
     uint32_t routings;    /**< different ones that are measured in turn */
     uint32_t repeat;      /**< measurements of all of them */
+    uint32_t form;        /**< bench_layer: of the kernels; 0: as is chosen, which is then told */
     const uint16_t *x;    /**< bf16 [tokens][hidden] */
     const int32_t *ids;   /**< [routings][tokens][top_k] */
     const float *routing; /**< likewise */

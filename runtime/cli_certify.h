@@ -26,7 +26,7 @@ enum certify_kind { CERTIFY_FORM, CERTIFY_CODES, CERTIFY_MARLIN, CERTIFY_RATES, 
 struct certify_check {
     enum certify_kind kind;
     char id[64];                  /* "form-32.silu.512.graph" */
-    int form, activation, matrix; /* form: an index; -1: as the kernels choose */
+    int form, activation, matrix; /* form: 0: as is chosen */
     uint32_t tokens;
     bool graph;
     enum certify_state state;

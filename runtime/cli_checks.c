@@ -32,18 +32,16 @@ const char *certify_state_name(enum certify_state state)
     return states[state];
 }
 
-static void form_name(int form, char text[16])
+/* Of a form, or of 0, the choice among them. */
+static void form_name(int form, char text[24])
 {
-    if (form < 0)
-        snprintf(text, 16, "chosen");
-    else
-        snprintf(text, 16, "form-%u", (unsigned)numoe_gpu_forms[form]);
+    snprintf(text, 24, form ? "form-%s" : "%s", numoe_gpu_form_names[form]);
 }
 
 static struct certify_check *next(struct certify *c, enum certify_kind kind)
 {
     struct certify_check *check = &c->checks[c->count++];
-    *check = (struct certify_check){.kind = kind, .form = -1, .rel_l2 = NAN};
+    *check = (struct certify_check){.kind = kind, .rel_l2 = NAN};
     return check;
 }
 
@@ -52,14 +50,14 @@ int certify_init(struct certify *c, struct numoe_gpu *gpu)
     const struct numoe_gpu_properties *p = numoe_gpu_get(gpu);
     const size_t most =
         (size_t)(NUMOE_GPU_FORMS + 1) * (ACTIVATIONS * TOKEN_COUNTS * 2 + MATRICES) + 2 + PROMPTS;
-    char form[16];
+    char form[24];
 
     *c = (struct certify){.gpu = gpu, .checks = calloc(most, sizeof *c->checks)};
     if (!c->checks)
         return -ENOMEM;
     snprintf(c->device, sizeof c->device, "%s, compute capability %d.%d, driver %d, numoe %s",
              p->name, p->major, p->minor, p->driver_version, numoe_version());
-    for (int f = -1; f < NUMOE_GPU_FORMS; f++)
+    for (int f = 0; f <= NUMOE_GPU_FORMS; f++)
         for (int a = 0; a < ACTIVATIONS; a++)
             for (int t = 0; t < TOKEN_COUNTS; t++)
                 for (int graph = 0; graph < 2; graph++) {
@@ -72,7 +70,7 @@ int certify_init(struct certify *c, struct numoe_gpu *gpu)
                     snprintf(check->id, sizeof check->id, "%s.%s.%u%s", form, activations[a],
                              (unsigned)token_counts[t], graph ? ".graph" : "");
                 }
-    for (int f = -1; f < NUMOE_GPU_FORMS; f++)
+    for (int f = 0; f <= NUMOE_GPU_FORMS; f++)
         for (int m = 0; m < MATRICES; m++) {
             struct certify_check *check = next(c, CERTIFY_CODES);
             form_name(f, form);
@@ -384,7 +382,7 @@ static int prefill(const struct certify *c, struct certify_check *check, struct 
 
 static int do_check(struct certify *c, struct certify_check *check, struct numoe_error *error)
 {
-    const uint32_t form = check->form < 0 ? 0 : numoe_gpu_forms[check->form];
+    const uint32_t form = (uint32_t)check->form;
     struct numoe_gpu_finding found = {0};
     int rc;
 

@@ -390,11 +390,8 @@ float few_raise()
     return RAISED;
 }
 
-numoe_cuda_few choose_few()
+numoe_cuda_few choose_few(const numoe_cuda_kernel_info *info)
 {
-    numoe_cuda_kernel_info info[FEW_KERNELS];
-
-    describe_few(info);
     /* the one with more on its way in an SM */
     const bool deep = 4 * info[0].blocks_an_sm >= 3 * info[1].blocks_an_sm;
     const int blocks = info[deep ? 0 : 1].blocks_an_sm;

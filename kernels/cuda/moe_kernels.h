@@ -23,10 +23,11 @@ cudaError_t launch_few(const call &c, const launching &how);
 cudaError_t launch_many(const call &c, bool down, const launching &how);
 cudaError_t launch_wgmma(const call &c, bool down, const launching &how);
 
-enum { FEW_KERNELS = 2, MANY_KERNELS = 4, WGMMA_KERNELS = 2 };
+enum { FEW_KERNELS = 2, MANY_KERNELS = 4, WGMMA_KERNELS = 6 };
 
-/* For the current device. */
-numoe_cuda_few choose_few();
+/* Which ring, from what describe_few says. */
+numoe_cuda_few choose_few(const numoe_cuda_kernel_info *info);
+/* For the current device; kernels of one form are side by side. */
 size_t describe_few(numoe_cuda_kernel_info *info);
 size_t describe_many(numoe_cuda_kernel_info *info);
 size_t describe_wgmma(numoe_cuda_kernel_info *info);

@@ -37,21 +37,28 @@ bool too_large(const numoe_cuda_ffn *f)
            f->tokens * (f->x_stride / 8) >> 32;
 }
 
-bool wrong_chunk(const numoe_cuda_device *device, uint32_t tokens)
+bool absent(const numoe_cuda_device *device, numoe_cuda_form form)
 {
-    return tokens && tokens != 8 && tokens != 32 && tokens != 64 &&
-           !(tokens == 128 && device->wgmma);
+    return form < 1 || form > NUMOE_CUDA_FORMS || !(device->forms >> form & 1);
 }
 
-/* Tokens of a chunk, by the average of a hit expert; every count computes right in any form. */
-uint32_t choose_chunk(const numoe_cuda_device *device, const numoe_cuda_ffn *f, uint64_t average)
+/* Tokens of a chunk at most. */
+uint32_t chunk_of(numoe_cuda_form form)
 {
-    if (f->chunk_tokens)
-        return f->chunk_tokens;
-    return average <= 5 ? 8 : average <= 28 ? 32 : device->wgmma ? 128 : 64;
+    switch (form) {
+    case NUMOE_CUDA_8:
+        return 8;
+    case NUMOE_CUDA_32:
+    case NUMOE_CUDA_WGMMA_32:
+        return 32;
+    case NUMOE_CUDA_WGMMA_128:
+        return 128;
+    default:
+        return 64;
+    }
 }
 
-layout lay_out(const numoe_cuda_device *device, const numoe_cuda_ffn *f)
+layout lay_out(const numoe_cuda_ffn *f)
 {
     const uint64_t pairs = static_cast<uint64_t>(f->tokens) * f->top_k;
     const uint64_t hit = pairs < f->experts ? pairs : f->experts;
@@ -60,13 +67,13 @@ layout lay_out(const numoe_cuda_device *device, const numoe_cuda_ffn *f)
     layout l = {};
     uint64_t at = 0;
 
-    l.chunk_tokens = choose_chunk(device, f, hit ? pairs / hit : 0);
+    l.chunk_tokens = chunk_of(f->form);
     const uint64_t bound = hit + pairs / l.chunk_tokens;
     l.chunk_bound = static_cast<uint32_t>(bound < pairs ? bound : pairs);
-    l.few = l.chunk_tokens == 8;
+    l.few = f->form == NUMOE_CUDA_8;
     l.fused = l.few && f->tokens <= few_fused_tokens() && f->top_k <= 32;
     l.local = l.fused && pairs <= few_local_pairs();
-    l.wgmma = l.chunk_tokens == 128;
+    l.wgmma = f->form >= NUMOE_CUDA_WGMMA_32;
     l.pad = l.few || l.wgmma || f->arithmetic == NUMOE_MXFP8_UP ||
             f->arithmetic == NUMOE_MXFP8_OCP || f->x_type == NUMOE_F32 || f->shape.hidden % 32 != 0 || !aligned;
     l.x = take(&at, l.pad ? f->tokens * width * 2 : 0);
@@ -143,6 +150,15 @@ call make_call(const numoe_cuda_ffn *f, const layout &l)
     return c;
 }
 
+/* So many kernels load, and a block of each fits. */
+bool there(const numoe_cuda_kernel_info *info, int count)
+{
+    for (int i = 0; i < count; i++)
+        if (!info[i].binary_version || info[i].blocks_an_sm < 1)
+            return false;
+    return true;
+}
+
 cudaError_t launch_products(const call &c, const layout &l, const launching &how)
 {
     if (l.few)
@@ -156,27 +172,32 @@ cudaError_t launch_products(const call &c, const layout &l, const launching &how
 
 extern "C" cudaError_t numoe_cuda_device_init(struct numoe_cuda_device *d)
 {
-    numoe_cuda_kernel_info info[FEW_KERNELS];
+    numoe_cuda_kernel_info few[FEW_KERNELS], many[MANY_KERNELS], wgmma[WGMMA_KERNELS];
     int device = 0;
     cudaError_t e = cudaGetDevice(&device);
 
     *d = {};
     if (!e)
         e = cudaDeviceGetAttribute(&d->multiprocessors, cudaDevAttrMultiProcessorCount, device);
-    describe_wgmma(info);
-    d->wgmma = info[0].binary_version && info[0].blocks_an_sm;
+    describe_few(few);
+    describe_many(many);
+    describe_wgmma(wgmma);
     cudaGetLastError(); /* not loading is no error */
-    describe_few(info);
-    d->few = choose_few();
+    d->few = choose_few(few);
+    d->forms = (there(few, 1) || there(few + 1, 1)) << NUMOE_CUDA_8 |
+               there(many, 2) << NUMOE_CUDA_32 | there(many + 2, 2) << NUMOE_CUDA_64 |
+               there(wgmma, 2) << NUMOE_CUDA_WGMMA_32 |
+               there(wgmma + 2, 2) << NUMOE_CUDA_WGMMA_64 |
+               there(wgmma + 4, 2) << NUMOE_CUDA_WGMMA_128;
     /* older code does not say when the next kernel may start, nor wait for the one before */
-    d->overlap = info[0].ptx_version >= 90;
+    d->overlap = few[0].ptx_version >= 90;
     return e;
 }
 
 extern "C" uint64_t numoe_cuda_workspace_bytes(const struct numoe_cuda_device *device,
                                                const struct numoe_cuda_ffn *f)
 {
-    return too_large(f) || wrong_chunk(device, f->chunk_tokens) ? 0 : lay_out(device, f).bytes;
+    return too_large(f) || absent(device, f->form) ? 0 : lay_out(f).bytes;
 }
 
 extern "C" cudaError_t numoe_cuda_ffn_launch(const struct numoe_cuda_device *device,
@@ -184,9 +205,9 @@ extern "C" cudaError_t numoe_cuda_ffn_launch(const struct numoe_cuda_device *dev
 {
     if (f->tokens == 0)
         return cudaSuccess;
-    if (too_large(f) || wrong_chunk(device, f->chunk_tokens))
+    if (too_large(f) || absent(device, f->form))
         return cudaErrorInvalidValue;
-    const layout l = lay_out(device, f);
+    const layout l = lay_out(f);
     const call c = make_call(f, l);
     const launching how = {stream, device->multiprocessors, device->few, device->overlap};
     cudaError_t e = launch_route(c, how);

@@ -30,108 +30,95 @@ struct stage_layout {
     };
 };
 
-/* Of the tokens of a block, those that one thread copies: rows of B begin at 16 off[] bytes. */
+/* B as fragments, at numoe_stage_place(). */
 template <int N>
-struct copied_rows {
-    enum { COPIES = (N + 1) / 2, ROWS = THREADS / 8 };
-    const uint8_t *base; /* with the thread's piece of 16 bytes */
-    uint32_t off[COPIES], to;
+using b_rows = copied_rows<N, THREADS / 8, THREADS / 64 * STAGE_TILES * 512>;
 
-    template <class CHUNK_ROWS>
-    DI void open(const __nv_bfloat16 *b, const CHUNK_ROWS &rows, uint64_t stride)
-    {
-        const uint32_t piece = threadIdx.x & 7, first = threadIdx.x >> 3;
-
-        base = reinterpret_cast<const uint8_t *>(b) + 16 * piece;
-        to = numoe_stage_place(first, piece >> 2, piece & 3, STAGE_TILES);
-#pragma unroll
-        for (int i = 0; i < COPIES; i++)
-            off[i] = static_cast<uint32_t>(rows.row[(first + ROWS * i) % (8 * N)] * (stride / 8));
-    }
-
-    /* 64 k to a stage; zeros behind the last tile */
-    DI void copy(uint32_t shared, uint32_t stage, uint32_t k_tiles) const
-    {
-        const int bytes = stage * STAGE_TILES + (threadIdx.x >> 2 & 1) < k_tiles ? 16 : 0;
-
-#pragma unroll
-        for (int i = 0; i < COPIES; i++)
-            if (i * ROWS + ROWS <= 8 * N || (threadIdx.x >> 3) + i * ROWS < 8 * N)
-                copy_async(shared + to + i * (ROWS / 8 * STAGE_TILES * 512),
-                           base + static_cast<uint64_t>(off[i]) * 16 + stage * (STAGE_TILES * 64),
-                           bytes);
-    }
-};
-
-/* A lane's share of a pair tile, and the factors of its rows. */
+/* A lane's share of one tile of a pair: codes of four rows, and the factors of their scales. */
 struct staged_tile {
-    uint4 a, b;
-    uint32_t factor[2][4];
-    uint32_t scales; /* some byte of which is large if one is */
+    uint32_t word[4], factor[4];
 };
 
-DI staged_tile staged_pair(const uint8_t *from)
+/* From where pair_copier has put it; returns scale bytes. */
+DI uint32_t load_tile(uint32_t codes, uint32_t scales, staged_tile &tile)
 {
-    const int lane = threadIdx.x & 31;
-    const uint8_t *codes = from + numoe_code_place(lane >> 2, lane & 3);
-    const uint8_t *scales = from + lane_scales(lane);
-    staged_tile p;
-    p.a = *reinterpret_cast<const uint4 *>(codes);
-    p.b = *reinterpret_cast<const uint4 *>(codes + 512);
-    p.scales = *reinterpret_cast<const uint32_t *>(scales) |
-               *reinterpret_cast<const uint32_t *>(scales + 32);
+    const uint4 of = load_shared_vector(codes);
+
+    tile.word[0] = of.x;
+    tile.word[1] = of.y;
+    tile.word[2] = of.z;
+    tile.word[3] = of.w;
 #pragma unroll
-    for (int j = 0; j < 4; j++) {
-        p.factor[0][j] = operand_factor(scales[j]);
-        p.factor[1][j] = operand_factor(scales[32 + j]);
-    }
-    return p;
+    for (int j = 0; j < 4; j++)
+        tile.factor[j] = operand_factor(load_shared_byte(scales + j));
+    return load_shared_word(scales);
 }
 
-/* acc += a pair tile . B of one k tile, at `from` in shared memory for the lane. */
-template <int N>
-DI void multiply(const staged_tile &tile, const uint8_t *from,
-                 float (*acc)[2][N][4])
+/* Word j of a tile to its places in the A registers a[m][step][4]. */
+DI void decode_row(const staged_tile &tile, int j, uint32_t (*a)[2][4])
 {
-    uint32_t a[2][2][2][4];
+    uint32_t p[4];
 
-    operand<false>(tile.a.x, tile.a.y, tile.factor[0], nullptr, a[0][0]);
-    operand<false>(tile.a.z, tile.a.w, tile.factor[0] + 2, nullptr, a[0][1]);
-    operand<false>(tile.b.x, tile.b.y, tile.factor[1], nullptr, a[1][0]);
-    operand<false>(tile.b.z, tile.b.w, tile.factor[1] + 2, nullptr, a[1][1]);
+    decode_word(tile.word[j], p);
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        a[j >> 1][i >> 1][2 * (i & 1) + (j & 1)] = multiply_bf16x2(p[i], tile.factor[j]);
+}
+
+/* acc[m][n] += a . B, and meanwhile the next tile is decoded, a row after every N / 4 n tiles: so
+ * the pipes of products and of decoding are busy at once. */
+template <int N>
+DI void multiply(const uint32_t (*a)[2][4], const uint4 *b, float (*acc)[N][4],
+                 const staged_tile &next, uint32_t (*decoded)[2][4])
+{
 #pragma unroll
     for (int n = 0; n < N; n++) {
-        const uint4 b = *reinterpret_cast<const uint4 *>(from + n * (STAGE_TILES * 512));
 #pragma unroll
         for (int step = 0; step < 2; step++)
 #pragma unroll
-            for (int p = 0; p < 2; p++)
+            for (int m = 0; m < 2; m++)
+                mma_16816(acc[m][n], a[m][step][0], a[m][step][1], a[m][step][2], a[m][step][3],
+                          step ? b[n].z : b[n].x, step ? b[n].w : b[n].y);
 #pragma unroll
-                for (int m = 0; m < 2; m++)
-                    mma_16816(acc[p][m][n], a[p][m][step][0], a[p][m][step][1], a[p][m][step][2],
-                              a[p][m][step][3], step ? b.z : b.x, step ? b.w : b.y);
+        for (int j = 4 * n / N; j < 4 * (n + 1) / N; j++)
+            decode_row(next, j, decoded);
     }
 }
 
 /* All warps of the block together. Returns the OR of all scales. Stages are whole: B is zero behind
- * the last tile, so that no branch divides the products. */
+ * the last tile, so that no branch divides the products. A warp's weights are copied by itself, so
+ * it may look at those of the next stage before the others have come there. */
 template <bool DOWN, int N, int STAGES>
-DI uint32_t walk(const call &c, source<DOWN> from, const copied_rows<N> &rows,
-                 const uint8_t *shared, float (*acc)[2][N][4])
+DI uint32_t walk(const call &c, source<DOWN> from, const b_rows<N> &rows, const uint8_t *shared,
+                 float (*acc)[2][N][4])
 {
     enum { BYTES = stage_layout<N>::BYTES };
-    const int lane = threadIdx.x & 31;
-    const uint32_t warp_at = stage_layout<N>::B + (threadIdx.x >> 5) * stage_layout<N>::WARP;
-    const uint32_t k_tiles = from.k_tiles, stages = (k_tiles + STAGE_TILES - 1) / STAGE_TILES;
+    const uint32_t lane = threadIdx.x & 31;
     const uint32_t at = shared_address(shared);
-    uint32_t scales = 0, buffer = 0, ahead = STAGES - 1;
+    const uint32_t mine = at + stage_layout<N>::B + (threadIdx.x >> 5) * stage_layout<N>::WARP;
+    const uint32_t k_tiles = from.k_tiles, stages = (k_tiles + STAGE_TILES - 1) / STAGE_TILES;
+    uint32_t codes_at = mine + numoe_code_place(lane >> 2, lane & 3);
+    uint32_t scales_at = mine + lane_scales(lane);
+    uint32_t b_at = at + numoe_stage_place(lane >> 2, 0, lane & 3, STAGE_TILES);
+    uint32_t a[2][2][2][4], scales, buffer = 0, ahead = STAGES - 1;
+    staged_tile tile;
+    pair_copier weights;
     const auto copy = [&](uint32_t to, uint32_t stage) {
 #pragma unroll
-        for (int tile = 0; tile < STAGE_TILES; tile++)
-            stage_pair(at + to * BYTES + warp_at + tile * NUMOE_PAIR_BYTES,
-                       from.pair(stage * STAGE_TILES + tile));
+        for (int i = 0; i < STAGE_TILES; i++)
+            weights.copy(to * BYTES + i * NUMOE_PAIR_BYTES, from.pair(stage * STAGE_TILES + i));
+    };
+    /* of pair `pair` of the stage at `off`, tile `which`; later its rows are decoded */
+    const auto load = [&](uint32_t off, int pair, int which) {
+        const uint32_t place = off + pair * NUMOE_PAIR_BYTES;
+        return load_tile(codes_at + place + 512 * which, scales_at + place + 32 * which, tile);
     };
 
+    keep(codes_at);
+    keep(scales_at);
+    keep(b_at);
+    weights.open(mine);
+    from.base += 16 * lane;
     from.begin(0, 1);
 #pragma unroll
     for (int s = 0; s < STAGES - 1; s++)
@@ -139,28 +126,45 @@ DI uint32_t walk(const call &c, source<DOWN> from, const copied_rows<N> &rows,
     wait_for_previous(); /* for h */
 #pragma unroll
     for (int s = 0; s < STAGES - 1; s++) {
-        rows.copy(at + s * BYTES, s, k_tiles);
+        rows.copy(s * BYTES, s, k_tiles);
         copy_commit();
     }
+    copy_wait<STAGES - 2>();
+    __syncwarp();
+    scales = load(0, 0, 0);
+#pragma unroll
+    for (int j = 0; j < 4; j++)
+        decode_row(tile, j, a[0]);
 #pragma unroll 1
     for (uint32_t s = 0; s < stages; s++) {
-        const uint8_t *stage = shared + buffer * BYTES;
+        const uint32_t off = buffer * BYTES, next = buffer + 1 == STAGES ? 0 : buffer + 1;
 
-        copy_wait<STAGES - 2>();
         __syncthreads();
-        rows.copy(at + ahead * BYTES, s + STAGES - 1, k_tiles);
+        scales |= load(off, 0, 1);
+        rows.copy(ahead * BYTES, s + STAGES - 1, k_tiles);
         copy(ahead, s + STAGES - 1);
         copy_commit();
 #pragma unroll
-        for (int tile = 0; tile < STAGE_TILES; tile++) {
-            const staged_tile pair = staged_pair(stage + warp_at + tile * NUMOE_PAIR_BYTES);
-
-            scales |= pair.scales;
-            multiply<N>(pair,
-                        stage + numoe_stage_place(lane >> 2, tile, lane & 3, STAGE_TILES), acc);
+        for (int i = 0; i < STAGE_TILES; i++) {
+            uint4 b[N];
+#pragma unroll
+            for (int n = 0; n < N; n++) /* bit 2 of a place is flipped in odd tiles */
+                b[n] = load_shared_vector((b_at ^ 64 * i) + 512 * i + off +
+                                          n * (STAGE_TILES * 512));
+            multiply<N>(a[0], b, acc[0], tile, a[1]);
+            if (i + 1 < STAGE_TILES) {
+                scales |= load(off, i + 1, 0);
+            } else {
+                copy_wait<STAGES - 2>();
+                __syncwarp();
+                scales |= load(next * BYTES, 0, 0);
+            }
+            multiply<N>(a[1], b, acc[1], tile, a[0]);
+            if (i + 1 < STAGE_TILES)
+                scales |= load(off, i + 1, 1);
         }
         ahead = buffer;
-        buffer = buffer + 1 == STAGES ? 0 : buffer + 1;
+        buffer = next;
     }
     copy_wait<0>();
     return scales;
@@ -216,12 +220,15 @@ DI void compute(const call &c, const chunk &ch, uint32_t unit, const chunk_rows<
     const uint64_t stride = DOWN ? 32 * c.slices : c.x_stride;
     float acc[2][2][N][4] = {};
     source<DOWN> from;
-    copied_rows<N> copied;
+    b_rows<N> copied;
 
     from.base = DOWN ? c.weights + c.down_offset + there * NUMOE_PAIR_BYTES : slice;
     from.slice_at = slice_at;
     from.k_tiles = DOWN ? c.slices : c.hidden_tiles;
-    copied.open(base, rows, stride);
+    const uint32_t piece = threadIdx.x & 7;
+    copied.open(base, rows, stride,
+                shared_address(shared) + numoe_stage_place(threadIdx.x >> 3, piece >> 2, piece & 3,
+                                                           STAGE_TILES));
     const uint32_t scales = walk<DOWN, N, STAGES>(c, from, copied, shared, acc);
     if (__syncthreads_or(met_large(scales))) {
         memset(acc, 0, sizeof acc);
@@ -326,8 +333,8 @@ cudaError_t launch_many(const call &c, bool down, const launching &how)
 size_t describe_many(numoe_cuda_kernel_info *info)
 {
     describe_form<false, 4>("gate_up 32", info++);
-    describe_form<false, 8>("gate_up 64", info++);
     describe_form<true, 4>("down 32", info++);
+    describe_form<false, 8>("gate_up 64", info++);
     describe_form<true, 8>("down 64", info++);
     return MANY_KERNELS;
 }

@@ -27,6 +27,10 @@ namespace
 enum { WARPS = 4, THREADS = 32 * WARPS, PAIRS = WARPS / 2 };
 enum { STAGE_TILES = 2, STAGES = 5, AHEAD = STAGES - 2 };
 
+/* Blocks an SM, which bound the registers: by n tiles. */
+template <int N>
+constexpr int BLOCKS = N <= 4 ? 4 : N <= 8 ? 3 : 2;
+
 /* A lane's share of half a pair tile. */
 struct half_pair {
     uint2 a, b;
@@ -51,26 +55,25 @@ DI half_pair load_half_pair(const uint8_t *pair)
     return p;
 }
 
-/* The same from where stage_pair has put it. */
-DI half_pair staged_half_pair(const uint8_t *from)
-{
-    const int lane = threadIdx.x & 31, upper = threadIdx.x >> 5 & 1;
-    const uint8_t *codes = from + numoe_code_place(lane >> 2, lane & 3) + 8 * upper;
-    half_pair p;
-    p.a = *reinterpret_cast<const uint2 *>(codes);
-    p.b = *reinterpret_cast<const uint2 *>(codes + 512);
-    p.scale_a = *reinterpret_cast<const uint32_t *>(from + lane_scales(lane));
-    p.scale_b = *reinterpret_cast<const uint32_t *>(from + lane_scales(lane) + 32);
-    return p;
-}
+/* The same from where pair_copier has put it, with the factors of the lane's rows. */
+struct staged_half {
+    uint2 a, b;
+    uint32_t factor[2][2], scales;
+};
 
-/* The factors of two rows, of bytes `shift` bits up. From the word, not from bytes in shared
- * memory: registers are what is short here, and not the pipe of shifts and logic. */
-DI void factors(uint32_t scales, int shift, uint32_t *of)
+DI staged_half staged_half_pair(uint32_t codes, uint32_t scales)
 {
-    const uint32_t e = (scales >> shift) + 0x7E7Eu;
-    of[0] = __byte_perm(e, 0, 0x0404) >> 1;
-    of[1] = __byte_perm(e, 0, 0x1414) >> 1;
+    staged_half p;
+    p.a = load_shared_pair(codes);
+    p.b = load_shared_pair(codes + 512);
+    p.scales = 0;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const uint32_t e = load_shared_byte(scales + 32 * (i >> 1) + (i & 1));
+        p.factor[i >> 1][i & 1] = operand_factor(e);
+        p.scales |= e;
+    }
+    return p;
 }
 
 /* Shared memory: B of all stages, then their weights, [stage][pair][tile]. */
@@ -84,59 +87,36 @@ struct stage_layout {
     };
 };
 
-/* Of the tokens of a block, those that one thread copies: rows of B begin at 16 off[] bytes. */
+/* B in the order of wgmma_descriptor. */
 template <int N>
-struct copied_rows {
-    const uint8_t *base; /* with the thread's piece of 16 bytes */
-    enum { ROWS = THREADS / 8, COPIES = (8 * N + ROWS - 1) / ROWS };
-    uint32_t off[COPIES], shared;
-
-    template <class CHUNK_ROWS>
-    DI void open(const __nv_bfloat16 *b, const CHUNK_ROWS &rows, uint64_t stride, uint32_t to)
-    {
-        const uint32_t piece = threadIdx.x & 7, first = threadIdx.x >> 3;
-
-        base = reinterpret_cast<const uint8_t *>(b) + 16 * piece;
-        shared = to + first * 128 + ((piece ^ (first & 7)) * 16);
-#pragma unroll
-        for (int i = 0; i < COPIES; i++)
-            off[i] = static_cast<uint32_t>(rows.row[(first + ROWS * i) % (8 * N)] * (stride / 8));
-    }
-
-    /* 64 k to a stage; zeros behind the last tile */
-    DI void copy(uint32_t buffer, uint32_t stage, uint32_t k_tiles) const
-    {
-        const int bytes = stage * STAGE_TILES + (threadIdx.x >> 2 & 1) < k_tiles ? 16 : 0;
-
-#pragma unroll
-        for (int i = 0; i < COPIES; i++)
-            if (i * ROWS + ROWS <= 8 * N || (threadIdx.x >> 3) + i * ROWS < 8 * N)
-                copy_async(shared + buffer * (N * 1024) + 128 * ROWS * i,
-                           base + static_cast<uint64_t>(off[i]) * 16 + stage * (STAGE_TILES * 64),
-                           bytes);
-    }
-};
+using b_rows = copied_rows<N, THREADS / 8, 128 * (THREADS / 8)>;
 
 /* Returns the OR of all scales. Stages are whole: B is zero behind the last tile, so that no branch
  * divides the products. */
 template <bool DOWN, int N>
-DI uint32_t walk(const call &c, source<DOWN> from, const copied_rows<N> &rows, uint8_t *shared,
+DI uint32_t walk(const call &c, source<DOWN> from, const b_rows<N> &rows, uint8_t *shared,
                  float (*acc)[N][4])
 {
     using layout = stage_layout<N>;
     const uint32_t k_tiles = from.k_tiles, stages = (k_tiles + STAGE_TILES - 1) / STAGE_TILES;
     const uint32_t at = shared_address(shared), warp = threadIdx.x >> 5;
-    const uint8_t *const weights = shared + layout::WEIGHTS + (warp >> 1) * layout::PAIR;
-    const int shift = 16 * (warp & 1);
+    const uint32_t lane = threadIdx.x & 31, upper = warp & 1, mine = warp >> 1;
+    const uint32_t weights = at + layout::WEIGHTS + mine * layout::PAIR;
+    uint32_t codes_at = weights + numoe_code_place(lane >> 2, lane & 3) + 8 * upper;
+    uint32_t scales_at = weights + lane_scales(lane) + 2 * upper;
+    uint32_t first = upper; /* of the two warps of a pair, each copies one of the tiles of a stage */
     uint32_t a[STAGE_TILES][2][2][4]; /* [buffer][tile A, B][step] */
     uint32_t buffer = 0, ahead = AHEAD, scales = 0;
-    /* of the two warps of a pair, each copies one of the tiles of a stage */
+    pair_copier weights_to;
     const auto copy_weights = [&](uint32_t to, uint32_t stage) {
-        stage_pair(at + layout::WEIGHTS + to * layout::STAGE + (warp >> 1) * layout::PAIR +
-                       (warp & 1) * NUMOE_PAIR_BYTES,
-                   from.pair(stage * STAGE_TILES + (warp & 1)));
+        weights_to.copy(to * layout::STAGE, from.pair(stage * STAGE_TILES + first));
     };
 
+    keep(codes_at);
+    keep(scales_at);
+    keep(first);
+    weights_to.open(weights + upper * NUMOE_PAIR_BYTES);
+    from.base += 16 * lane;
     from.begin(warp & 1, STAGE_TILES);
 #pragma unroll
     for (int s = 0; s < AHEAD; s++)
@@ -144,7 +124,7 @@ DI uint32_t walk(const call &c, source<DOWN> from, const copied_rows<N> &rows, u
     wait_for_previous(); /* for h */
 #pragma unroll
     for (int s = 0; s < AHEAD; s++) {
-        rows.copy(s, s, k_tiles);
+        rows.copy(s * layout::B, s, k_tiles);
         copy_commit();
     }
 #pragma unroll 1
@@ -152,21 +132,18 @@ DI uint32_t walk(const call &c, source<DOWN> from, const copied_rows<N> &rows, u
         copy_wait<AHEAD - 1>();
         wgmma_shared_fence();
         __syncthreads();
-        rows.copy(ahead, s + AHEAD, k_tiles);
+        rows.copy(ahead * layout::B, s + AHEAD, k_tiles);
         copy_weights(ahead, s + AHEAD);
         copy_commit();
 #pragma unroll
         for (int tile = 0; tile < STAGE_TILES; tile++) {
-            const half_pair pair =
-                staged_half_pair(weights + buffer * layout::STAGE + tile * NUMOE_PAIR_BYTES);
+            const uint32_t off = buffer * layout::STAGE + tile * NUMOE_PAIR_BYTES;
+            const staged_half pair = staged_half_pair(codes_at + off, scales_at + off);
 
-            scales |= pair.scale_a | pair.scale_b;
-            uint32_t of[2][2];
-            factors(pair.scale_a, shift, of[0]);
-            factors(pair.scale_b, shift, of[1]);
+            scales |= pair.scales;
             wgmma_wait<1>(); /* the products that read this buffer of a are done */
-            operand<false>(pair.a.x, pair.a.y, of[0], nullptr, a[tile][0]);
-            operand<false>(pair.b.x, pair.b.y, of[1], nullptr, a[tile][1]);
+            operand<false>(pair.a.x, pair.a.y, pair.factor[0], nullptr, a[tile][0]);
+            operand<false>(pair.b.x, pair.b.y, pair.factor[1], nullptr, a[tile][1]);
             const uint64_t b = wgmma_descriptor(at + buffer * layout::B) + 4 * tile;
             wgmma_fence();
 #pragma unroll
@@ -240,12 +217,14 @@ DI void compute(const call &c, const chunk &ch, uint32_t unit, const chunk_rows<
     const uint64_t stride = DOWN ? 32 * c.slices : c.x_stride;
     float acc[2][N][4] = {};
     source<DOWN> from;
-    copied_rows<N> copied;
+    b_rows<N> copied;
 
     from.base = DOWN ? c.weights + c.down_offset + there * NUMOE_PAIR_BYTES : slice;
     from.slice_at = slice_at;
     from.k_tiles = DOWN ? c.slices : c.hidden_tiles;
-    copied.open(base, rows, stride, shared_address(shared));
+    const uint32_t row = threadIdx.x >> 3, piece = threadIdx.x & 7;
+    copied.open(base, rows, stride,
+                shared_address(shared) + 128 * row + 16 * (piece ^ (row & 7)));
     const uint32_t scales = walk<DOWN, N>(c, from, copied, shared, acc);
     if (__syncthreads_or(met_large(scales))) {
         memset(acc, 0, sizeof acc);
@@ -281,7 +260,7 @@ DI void compute_as(const call &c, const chunk &ch, uint32_t unit, const chunk_ro
 /* Grid: chunk_bound x units, units of one chunk one after another, so that chunks of one expert
  * meet its weights in L2; unit: PAIRS slices (gate_up) or 64 PAIRS rows (down). */
 template <bool DOWN, int N>
-__global__ void __launch_bounds__(THREADS, 2) many_tokens_wgmma(call c)
+__global__ void __launch_bounds__(THREADS, BLOCKS<N>) many_tokens_wgmma(call c)
 {
     extern __shared__ uint8_t wgmma_shared[];
     __shared__ chunk_rows<N> rows;
@@ -322,16 +301,34 @@ cudaError_t launch_form(const call &c, const launching &how)
                   shared_bytes<N>(), how.overlap, c, how.stream);
 }
 
+template <int N>
+cudaError_t launch_half(const call &c, bool down, const launching &how)
+{
+    return down ? launch_form<true, N>(c, how) : launch_form<false, N>(c, how);
+}
+
+template <bool DOWN, int N>
+void describe_form(const char *name, numoe_cuda_kernel_info *info)
+{
+    describe(many_tokens_wgmma<DOWN, N>, name, THREADS, shared_bytes<N>(), info);
+}
+
 } /* namespace */
 
 cudaError_t launch_wgmma(const call &c, bool down, const launching &how)
 {
-    return down ? launch_form<true, 16>(c, how) : launch_form<false, 16>(c, how);
+    return c.chunk_tokens == 32   ? launch_half<4>(c, down, how)
+           : c.chunk_tokens == 64 ? launch_half<8>(c, down, how)
+                                  : launch_half<16>(c, down, how);
 }
 
 size_t describe_wgmma(numoe_cuda_kernel_info *info)
 {
-    describe(many_tokens_wgmma<false, 16>, "gate_up 128, wgmma", THREADS, shared_bytes<16>(), info);
-    describe(many_tokens_wgmma<true, 16>, "down 128, wgmma", THREADS, shared_bytes<16>(), info + 1);
+    describe_form<false, 4>("gate_up 32, wgmma", info++);
+    describe_form<true, 4>("down 32, wgmma", info++);
+    describe_form<false, 8>("gate_up 64, wgmma", info++);
+    describe_form<true, 8>("down 64, wgmma", info++);
+    describe_form<false, 16>("gate_up 128, wgmma", info++);
+    describe_form<true, 16>("down 128, wgmma", info++);
     return WGMMA_KERNELS;
 }

@@ -34,24 +34,78 @@ struct source {
     DI const uint8_t *pair(uint32_t k)
     {
         if (!DOWN)
-            return base + static_cast<uint64_t>(last(k)) * NUMOE_PAIR_BYTES;
-        const uint8_t *here = base + static_cast<uint64_t>(place) * 64;
-        place = load_word(slice_at + last(k + every));
+            return place_of<NUMOE_PAIR_BYTES>(base, last(k));
+        const uint8_t *here = place_of<64>(base, place);
+        place = load_word(place_of<4>(reinterpret_cast<const uint8_t *>(slice_at), last(k + every)));
         return here;
     }
 };
 
-/* A pair tile to shared memory, by all lanes of a warp. */
-DI void stage_pair(uint32_t to, const uint8_t *pair)
-{
-    const int lane = threadIdx.x & 31;
-    const uint32_t codes = to + numoe_code_place(lane & 7, lane >> 3);
+/* Pair tiles to shared memory, by all lanes of a warp: where a lane's pieces of one go. */
+struct pair_copier {
+    uint32_t codes, scales, lane;
 
-    copy_async(codes, pair + 16 * lane, 16);
-    copy_async(codes + 512, pair + 512 + 16 * lane, 16);
-    if (lane < 4)
-        copy_async(to + 1024 + 16 * lane, pair + 1024 + 16 * lane, 16);
-}
+    DI void open(uint32_t to)
+    {
+        lane = threadIdx.x & 31;
+        codes = to + numoe_code_place(lane & 7, lane >> 3);
+        scales = to + 1024 + 16 * lane;
+        keep(lane);
+        keep(codes);
+        keep(scales);
+    }
+
+    /* pair: with the lane's 16 bytes */
+    DI void copy(uint32_t off, const uint8_t *pair) const
+    {
+        copy_async(codes + off, pair, 16);
+        copy_async(codes + off + 512, pair + 512, 16);
+        if (lane < 4)
+            copy_async(scales + off, pair + 1024, 16);
+    }
+};
+
+/* Of the tokens of a block, those that one thread copies: rows of B begin at 16 off[] bytes. PLACE
+ * says where in a stage of 64 k the thread's piece of a row is; rows it copies are ROWS apart, and
+ * STEP bytes in shared memory. */
+template <int N, int ROWS, int STEP>
+struct copied_rows {
+    enum { COPIES = (8 * N + ROWS - 1) / ROWS, STAGE_TILES = 2 };
+    const uint8_t *base; /* with the thread's piece of 16 bytes */
+    uint32_t off[COPIES], to, first, tile;
+
+    /* to: where the first row's piece goes */
+    template <class CHUNK_ROWS>
+    DI void open(const __nv_bfloat16 *b, const CHUNK_ROWS &rows, uint64_t stride, uint32_t place)
+    {
+        const uint32_t piece = threadIdx.x & 7;
+
+        first = threadIdx.x >> 3;
+        tile = piece >> 2;
+        to = place;
+        base = reinterpret_cast<const uint8_t *>(b) + 16 * piece;
+        keep(first);
+        keep(tile);
+        keep(to);
+#pragma unroll
+        for (int i = 0; i < COPIES; i++) {
+            off[i] = static_cast<uint32_t>(rows.row[(first + ROWS * i) % (8 * N)] * (stride / 8));
+            keep(off[i]);
+        }
+    }
+
+    /* Stage `stage` of 64 k to `at` bytes behind; zeros behind the last tile. */
+    DI void copy(uint32_t at, uint32_t stage, uint32_t k_tiles) const
+    {
+        const int bytes = stage * STAGE_TILES + tile < k_tiles ? 16 : 0;
+        const uint8_t *const here = place_of<64 * STAGE_TILES>(base, stage);
+
+#pragma unroll
+        for (int i = 0; i < COPIES; i++)
+            if (i * ROWS + ROWS <= 8 * N || first + i * ROWS < 8 * N)
+                copy_async(to + at + i * STEP, place_of<16>(here, off[i]), bytes);
+    }
+};
 
 /* Of each token of a chunk: its row of x or h, its entry and its routing weight. Past the last
  * token: some row that is there, for columns that nobody looks at. */

@@ -30,18 +30,20 @@ struct numoe_cuda_few {
     int blocks_an_sm; /**< as many as fit */
 };
 
-/** What the choice of kernels goes by. */
+/** What launches go by. */
 struct numoe_cuda_device {
     int multiprocessors;
     struct numoe_cuda_few few;
-    bool overlap; /**< the kernels that load know how to start before the one before has ended */
-    bool wgmma;   /**< the kernels of sm_90a load and have the shared memory they need */
+    bool overlap;   /**< the kernels that load know how to start before the one before has ended */
+    unsigned forms; /**< bit f: the kernels of enum numoe_cuda_form f load, and a block of each
+                         has the shared memory that it needs */
 };
 
 /** Ask the current device. */
 cudaError_t numoe_cuda_device_init(struct numoe_cuda_device *device);
 
-/** Device bytes that a call of so many tokens needs; 0 when they overflow. */
+/** Device bytes that a call of so many tokens needs; 0 when they overflow, or the device has not
+ *  the form. */
 uint64_t numoe_cuda_workspace_bytes(const struct numoe_cuda_device *device,
                                     const struct numoe_cuda_ffn *ffn);
 
@@ -49,7 +51,7 @@ uint64_t numoe_cuda_workspace_bytes(const struct numoe_cuda_device *device,
  * Queue the call on a stream. Never synchronises, allocates nothing; tokens == 0 queues nothing.
  * @param device  the current one
  * @return cudaSuccess, cudaErrorInvalidValue (limits: tokens * top_k < 2^31, experts <= 65536, x
- * and h 64 GiB each; a chunk_tokens that there is not), or what a launch said
+ * and h 64 GiB each; a form that the device has not), or what a launch said
  */
 cudaError_t numoe_cuda_ffn_launch(const struct numoe_cuda_device *device,
                                   const struct numoe_cuda_ffn *ffn, cudaStream_t stream);

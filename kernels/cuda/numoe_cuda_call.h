@@ -16,6 +16,18 @@ extern "C" {
 /** slice_at of an expert that is not there: its entries are skipped. */
 #define NUMOE_CUDA_ABSENT UINT32_MAX
 
+/** How the products of a call are computed: so many tokens of an expert together, by mma.sync
+ *  (sm_80 up) or by wgmma (sm_90). Any form computes any number of tokens. */
+enum numoe_cuda_form {
+    NUMOE_CUDA_8 = 1,
+    NUMOE_CUDA_32,
+    NUMOE_CUDA_64,
+    NUMOE_CUDA_WGMMA_32,
+    NUMOE_CUDA_WGMMA_64,
+    NUMOE_CUDA_WGMMA_128,
+    NUMOE_CUDA_FORMS = NUMOE_CUDA_WGMMA_128
+};
+
 /** One call. All pointers are to device memory; everything must stay until the stream is past. */
 struct numoe_cuda_ffn {
     struct numoe_slice_shape shape;
@@ -41,9 +53,8 @@ struct numoe_cuda_ffn {
     uint64_t out_stride; /**< elements, >= hidden */
     bool add;
     float scale;
-    uint32_t chunk_tokens; /**< tokens of an expert that are computed together: 8, 32, 64 or 128; 0:
-                              chosen by the batch */
-    void *workspace;       /**< numoe_cuda_workspace_bytes(), 256-byte aligned */
+    enum numoe_cuda_form form;
+    void *workspace; /**< numoe_cuda_workspace_bytes(), 256-byte aligned */
 };
 
 /** Experts to be repacked as numoe_kernels.h draws Marlin's layout. Pointers are to device memory.

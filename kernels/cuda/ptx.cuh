@@ -66,6 +66,13 @@ DI uint4 load_shared_vector(uint32_t shared)
     return v;
 }
 
+DI uint2 load_shared_pair(uint32_t shared)
+{
+    uint2 v;
+    asm volatile("ld.shared.v2.u32 {%0,%1},[%2];" : "=r"(v.x), "=r"(v.y) : "r"(shared) : "memory");
+    return v;
+}
+
 DI uint32_t load_shared_word(uint32_t shared)
 {
     uint32_t v;
@@ -78,6 +85,23 @@ DI uint32_t load_shared_byte(uint32_t shared)
     uint32_t v;
     asm volatile("ld.shared.u8 %0,[%1];" : "=r"(v) : "r"(shared) : "memory");
     return v;
+}
+
+/* What does not change in a loop stays in a register; the compiler would rather compute it again in
+ * every step, in the pipe of shifts and logic, which decoding is short of. */
+DI void keep(uint32_t &v)
+{
+    asm volatile("" : "+r"(v));
+}
+
+/* from + index * SIZE as one product and sum, where a sum of 64 bits takes two operations of the
+ * busier pipe. */
+template <int SIZE>
+DI const uint8_t *place_of(const uint8_t *from, uint32_t index)
+{
+    uint64_t at;
+    asm volatile("mad.wide.u32 %0,%1,%2,%3;" : "=l"(at) : "r"(index), "n"(SIZE), "l"(from));
+    return reinterpret_cast<const uint8_t *>(at);
 }
 
 /* A barrier in shared memory: a phase ends when it has been arrived at `count` times. */

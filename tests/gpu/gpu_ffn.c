@@ -10,6 +10,7 @@
 #include "../support/experts.h"
 #include "gpu_harness.h"
 #include "numoe_cuda.h"
+#include "numoe_gpu.h"
 
 static struct numoe_cuda_device device;
 
@@ -158,11 +159,21 @@ static void set_free(struct set *s)
     free(s->down_bias);
 }
 
-/* 128 where there is wgmma. */
-static const uint32_t chunk_sizes[] = {0, 8, 32, 64, 128};
+enum { ALL_FORMS = NUMOE_CUDA_FORMS + 1 }; /* with 0, the choice among them */
+
+/* Of a call: a form, or for 0 and for what the device has not, the one that its table says. */
+static enum numoe_cuda_form form_of(uint32_t form, uint64_t hidden, uint32_t slices,
+                                    uint32_t experts, uint32_t tokens, uint32_t top_k)
+{
+    if (form && device.forms >> form & 1)
+        return (enum numoe_cuda_form)form;
+    return (enum numoe_cuda_form)numoe_gpu_tuning_choose(numoe_gpu_tuning_builtin(), device.forms,
+                                                         hidden, 32ull * slices,
+                                                         (double)tokens * top_k / experts);
+}
 
 struct batch {
-    uint32_t tokens, top_k, id_bytes, chunk_tokens;
+    uint32_t tokens, top_k, id_bytes, form; /* form 0: as is chosen */
     enum numoe_type x_type, out_type;
     uint64_t x_stride, out_stride;
     bool add;
@@ -243,7 +254,7 @@ static void *compute(const struct set *s, const struct batch *b)
         .out_stride = b->out_stride,
         .add = b->add,
         .scale = b->scale,
-        .chunk_tokens = b->chunk_tokens,
+        .form = form_of(b->form, s->shape.hidden, s->slices, s->experts, b->tokens, b->top_k),
     };
     const uint64_t need = numoe_cuda_workspace_bytes(&device, &ffn);
     expect(b->tokens == 0 || need > 0, "no workspace size");
@@ -444,7 +455,7 @@ static void test_shapes(void)
                 begin("H %llu I %llu, %u tokens, variant %u", (unsigned long long)hiddens[h],
                       (unsigned long long)intermediates[i], token_counts[t], variant);
                 batch_make(&b, &s, token_counts[t], TOP_K, variant);
-                b.chunk_tokens = chunk_sizes[n % (device.wgmma ? 5 : 4)];
+                b.form = n % ALL_FORMS;
                 void *out = compute(&s, &b);
                 compare(&s, &b, out);
                 free(out);
@@ -493,20 +504,21 @@ static void test_variants(void)
     }
 }
 
-enum { EXTREME_TESTS = 4 * 5 };
+enum { EXTREME_TESTS = 4 * ALL_FORMS };
 
 static void test_extreme_scales(void)
 {
-    static const uint32_t tokens[5] = {1, 12, 40, 200, 200};
+    static const uint32_t tokens[ALL_FORMS] = {100, 12, 40, 60, 70, 130, 200};
     static struct set s;
 
     for (int extreme = 1; extreme <= 4; extreme++) {
         set_make(&s, 160, 96, false, &activations[0], extreme);
-        for (int i = 0; i < 5; i++) {
+        for (int i = 0; i < ALL_FORMS; i++) {
             struct batch b;
-            begin("extreme scales %d, %u tokens", extreme, tokens[i]);
+            begin("extreme scales %d, form %s, %u tokens", extreme, numoe_gpu_form_names[i],
+                  tokens[i]);
             batch_make(&b, &s, tokens[i], TOP_K, 0);
-            b.chunk_tokens = i == 4 ? 64 : 0;
+            b.form = (uint32_t)i;
             void *out = compute(&s, &b);
             compare(&s, &b, out);
             free(out);
@@ -598,6 +610,7 @@ static void test_order(void)
         .out_type = NUMOE_F32,
         .out_stride = 160,
         .scale = 1.0f,
+        .form = form_of(0, 160, s.slices, s.experts, b.tokens, TOP_K),
     };
     guarded_make(&work, numoe_cuda_workspace_bytes(&device, &ffn), 0xFF);
     ffn.workspace = work.data;
@@ -827,7 +840,7 @@ static void test_far_slices(void)
 }
 
 /* Any form gives every count of tokens, to one expert or to some. */
-enum { SHALLOW_TESTS = 3, FORM_TESTS = 5 * 3 + SHALLOW_TESTS };
+enum { SHALLOW_TESTS = 3, FORM_TESTS = ALL_FORMS * 3 + SHALLOW_TESTS };
 
 static void test_forms(void)
 {
@@ -835,12 +848,12 @@ static void test_forms(void)
     static struct set s;
 
     set_make(&s, 224, 160, true, &activations[3], 0);
-    for (int c = 0; c < 5; c++)
+    for (uint32_t f = 0; f < ALL_FORMS; f++)
         for (int i = 0; i < 3; i++) {
             struct batch b;
-            begin("chunks of %u, %u tokens", chunk_sizes[c], tokens[i]);
-            batch_make(&b, &s, tokens[i], TOP_K, (unsigned)(c + i));
-            b.chunk_tokens = chunk_sizes[c] == 128 && !device.wgmma ? 64 : chunk_sizes[c];
+            begin("form %s, %u tokens", numoe_gpu_form_names[f], tokens[i]);
+            batch_make(&b, &s, tokens[i], TOP_K, f + (unsigned)i);
+            b.form = f;
             for (uint64_t p = 0; i == 2 && p < (uint64_t)b.tokens * b.top_k; p++)
                 b.ids[p] = p % 3 ? 5 : 6;
             void *out = compute(&s, &b);
@@ -852,9 +865,9 @@ static void test_forms(void)
     for (int i = 0; i < SHALLOW_TESTS; i++) { /* as where an SM has less shared memory */
         const struct numoe_cuda_few few = device.few;
         struct batch b;
-        begin("chunks of 8, 3 stages, %u tokens", tokens[i]);
+        begin("form 8, 3 stages, %u tokens", tokens[i]);
         batch_make(&b, &s, tokens[i], TOP_K, (unsigned)i);
-        b.chunk_tokens = 8;
+        b.form = NUMOE_CUDA_8;
         device.few = (struct numoe_cuda_few){.stages = 3, .blocks_an_sm = 2};
         void *out = compute(&s, &b);
         device.few = few;
@@ -880,6 +893,7 @@ static void test_graphs(void)
     struct guarded dx, dids, drouting, dout, work;
     struct numoe_cuda_ffn ffn;
     cudaStream_t stream;
+    uint64_t need = 0;
 
     set_make(&s, 160, 96, true, &activations[1], 0);
     guarded_make(&dx, 32 * 160 * 4, 0xFF);
@@ -907,12 +921,19 @@ static void test_graphs(void)
         .out_stride = 160,
         .scale = 1.0f,
     };
-    guarded_make(&work, numoe_cuda_workspace_bytes(&device, &ffn), 0xFF);
+    for (int i = 0; i < GRAPH_SIZES; i++) { /* each by its own form: the most that any needs */
+        ffn.tokens = tokens[i];
+        ffn.form = form_of(0, 160, s.slices, s.experts, tokens[i], TOP_K);
+        const uint64_t bytes = numoe_cuda_workspace_bytes(&device, &ffn);
+        need = bytes > need ? bytes : need;
+    }
+    guarded_make(&work, need, 0xFF);
     ffn.workspace = work.data;
     must(cudaStreamCreate(&stream), "cudaStreamCreate");
     for (int i = 0; i < GRAPH_SIZES; i++) {
         cudaGraph_t graph;
         ffn.tokens = tokens[i];
+        ffn.form = form_of(0, 160, s.slices, s.experts, tokens[i], TOP_K);
         must(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
         must(numoe_cuda_ffn_launch(&device, &ffn, stream), "launch");
         must(cudaStreamEndCapture(stream, &graph), "end of capture");
@@ -975,7 +996,8 @@ static void test_refusals(void)
                                   .slices = s.slices,
                                   .experts = 65537,
                                   .tokens = 1,
-                                  .top_k = 1};
+                                  .top_k = 1,
+                                  .form = NUMOE_CUDA_8};
     expect(numoe_cuda_workspace_bytes(&device, &ffn) == 0, "65537 experts have a workspace");
     expect(numoe_cuda_ffn_launch(&device, &ffn, NULL) == cudaErrorInvalidValue,
            "65537 experts ran");
@@ -984,16 +1006,21 @@ static void test_refusals(void)
     ffn.top_k = 2;
     expect(numoe_cuda_workspace_bytes(&device, &ffn) == 0, "2^31 pairs have a workspace");
     ffn.tokens = 1;
-    ffn.chunk_tokens = 24;
-    expect(numoe_cuda_ffn_launch(&device, &ffn, NULL) == cudaErrorInvalidValue, "chunks of 24 ran");
+    for (int form = -1; form <= NUMOE_CUDA_FORMS + 1; form++) {
+        ffn.form = (enum numoe_cuda_form)form;
+        if (form < 1 || form > NUMOE_CUDA_FORMS || !(device.forms >> form & 1))
+            expect(numoe_cuda_workspace_bytes(&device, &ffn) == 0 &&
+                       numoe_cuda_ffn_launch(&device, &ffn, NULL) == cudaErrorInvalidValue,
+                   "form %d ran", form);
+    }
     ffn.tokens = 0;
     expect(numoe_cuda_ffn_launch(&device, &ffn, NULL) == cudaSuccess, "no tokens failed");
     set_free(&s);
     end();
 }
 
-/* Nothing spills, and everything but wgmma, which older devices have not, fits where a block may
- * have 99 KiB (case F2). */
+/* Nothing spills, and everything but one form by wgmma fits where a block may have 99 KiB (case
+ * F2). */
 static void test_kernels(void)
 {
     struct numoe_cuda_kernel_info info[32];
@@ -1007,7 +1034,7 @@ static void test_kernels(void)
                info[i].local_bytes, info[i].static_shared_bytes, info[i].dynamic_shared_bytes,
                info[i].blocks_an_sm, info[i].binary_version);
         expect(info[i].local_bytes == 0, "%s spills", info[i].name);
-        expect(strstr(info[i].name, "wgmma") != NULL ||
+        expect(strstr(info[i].name, "128, wgmma") != NULL ||
                    info[i].static_shared_bytes + info[i].dynamic_shared_bytes <= 99 * 1024,
                "%s needs more than 99 KiB", info[i].name);
     }

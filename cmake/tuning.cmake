@@ -1,0 +1,42 @@
+# The table of kernels' times that every device begins with, as C: gpu/gpu_tuning.json is what
+# `numoe bench --gpu --tune` wrote.
+function(numoe_tuning_table from to)
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${from})
+  file(READ ${from} json)
+  foreach(number compute_capability multiprocessors shared_bytes l2_bytes)
+    string(JSON ${number} GET "${json}" device ${number})
+  endforeach()
+  string(REPLACE "." ", .minor = " capability "${compute_capability}")
+  string(JSON shapes LENGTH "${json}" shapes)
+  set(c "/* Made by cmake/tuning.cmake of gpu/gpu_tuning.json. */\n")
+  string(APPEND c "static const struct numoe_gpu_tuning builtin = {\n"
+    "    .device = {.major = ${capability}, .multiprocessors = ${multiprocessors},\n"
+    "               .shared_bytes = ${shared_bytes}, .l2_bytes = ${l2_bytes}},\n"
+    "    .shape_count = ${shapes},\n    .shapes = {\n")
+  math(EXPR last_shape "${shapes} - 1")
+  foreach(s RANGE ${last_shape})
+    string(JSON hidden GET "${json}" shapes ${s} hidden)
+    string(JSON intermediate GET "${json}" shapes ${s} intermediate)
+    string(JSON points LENGTH "${json}" shapes ${s} points)
+    string(APPEND c "        {.hidden = ${hidden}, .intermediate = ${intermediate}, "
+      ".point_count = ${points}, .points = {\n")
+    math(EXPR last_point "${points} - 1")
+    foreach(p RANGE ${last_point})
+      string(JSON tokens GET "${json}" shapes ${s} points ${p} tokens)
+      string(JSON forms LENGTH "${json}" shapes ${s} points ${p} ms)
+      string(APPEND c "            {${tokens}, {0")
+      # in the order of enum numoe_cuda_form
+      foreach(form 8 32 64 wgmma32 wgmma64 wgmma128)
+        string(JSON ms ERROR_VARIABLE absent GET "${json}" shapes ${s} points ${p} ms ${form})
+        if(absent)
+          set(ms 0)
+        endif()
+        string(APPEND c ", ${ms}")
+      endforeach()
+      string(APPEND c "}},\n")
+    endforeach()
+    string(APPEND c "        }},\n")
+  endforeach()
+  string(APPEND c "    },\n};\n")
+  file(CONFIGURE OUTPUT ${to} CONTENT "${c}" @ONLY)
+endfunction()
