@@ -37,10 +37,9 @@ static int check_point(const struct numoe_gpu_tuned_shape *s, uint32_t i, const 
     const struct numoe_gpu_tuned_point *p = &s->points[i];
 
     if (!(p->tokens > 0) || !isfinite(p->tokens))
-        return numoe_error_set(error, -EINVAL, where,
-                               "point %u of shape %llu x %llu: %g tokens of an expert", i + 1,
-                               (unsigned long long)s->hidden, (unsigned long long)s->intermediate,
-                               p->tokens);
+        return numoe_error_set(
+            error, -EINVAL, where, "point %u of shape %llu x %llu: %g tokens of an expert", i + 1,
+            (unsigned long long)s->hidden, (unsigned long long)s->intermediate, p->tokens);
     if (i && p->tokens <= p[-1].tokens)
         return numoe_error_set(error, -EINVAL, where,
                                "points of shape %llu x %llu do not ascend: %g tokens of an expert "

@@ -291,12 +291,17 @@ static int run(const struct cli_values *values)
         cli_error("bench", "--stats is for workers, not for --gpu");
         return CLI_USAGE;
     }
+    if (values->gpu && values->share && values->tune) {
+        cli_error("bench", "--share and --tune exclude each other");
+        return CLI_USAGE;
+    }
     if (values->gpu)
         return values->share ? cli_bench_share(values) : cli_bench_gpu(values);
-    if (values->resident || values->stream || values->share) {
+    if (values->resident || values->stream || values->share || values->tune) {
         cli_error("bench", "--%s is for --gpu",
                   values->stream  ? "stream"
                   : values->share ? "share"
+                  : values->tune  ? "tune"
                                   : "resident");
         return CLI_USAGE;
     }
@@ -335,7 +340,8 @@ static const enum cli_option options[] = {
     CLI_WORKERS,      CLI_THREADS,     CLI_TOPOLOGY, CLI_NODES,     CLI_CPUS,
     CLI_FORM,         CLI_OPTIMIZE,    CLI_SEED,     CLI_ROUTING,   CLI_GPU,
     CLI_RESIDENT,     CLI_STREAM,      CLI_SHARE,    CLI_GPU_CACHE, CLI_IDLE,
-    CLI_RESERVE_CPUS, CLI_STATS_CELLS, CLI_JSON,     CLI_GPUS,      CLI_END};
+    CLI_RESERVE_CPUS, CLI_STATS_CELLS, CLI_JSON,     CLI_GPUS,      CLI_TUNE,
+    CLI_GPU_TUNING,   CLI_END};
 
 const struct cli_verb cli_bench = {
     .name = "bench",
@@ -353,7 +359,9 @@ const struct cli_verb cli_bench = {
         "With --gpu the layer is timed on a GPU: --resident with its weights in device memory,\n"
         "beside the device's read bandwidth; --stream copies eight layers (or --layers) from host\n"
         "memory while they compute, beside the best rate of the link. --tokens is then\n"
-        "1,16,64,1024,8192 unless given.\n",
+        "1,16,64,1024,8192 unless given. --tune times every form of the kernels on the GPU for\n"
+        "the model's shape, from few tokens of an expert to many, and writes what kernels are\n"
+        "then chosen by.\n",
     .directory = CLI_DIRECTORY_NONE,
     .options = options,
     .run = run,

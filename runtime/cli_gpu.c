@@ -5,6 +5,7 @@
 #include "cli_model.h"
 #include "cli_options.h"
 #include "cli_output.h"
+#include "cli_tune.h"
 #include "numoe_gpu.h"
 
 #include <errno.h>
@@ -246,7 +247,7 @@ enum { SAMPLES = 4 }; /* tokens that are compared */
 
 struct cell {
     uint64_t tokens;
-    uint32_t repetitions, routings;
+    uint32_t repetitions, routings, form;
     double ms, ms_min, ms_p10, ms_p90, bytes, gbs, gops, rel_l2;
     struct numoe_gpu_bench_stream stream;
 };
@@ -421,7 +422,8 @@ static int measure_resident(struct bench_gpu *g, uint64_t tokens, uint32_t index
         code = cli_report("bench", CLI_STAGE_WORK, &error);
         goto out;
     }
-    *cell = (struct cell){.tokens = tokens, .repetitions = repeat, .routings = routings};
+    *cell = (struct cell){
+        .tokens = tokens, .repetitions = repeat, .routings = routings, .form = b.bench.form};
     code = check(g, &b, index % g->desc.layers, routings - 1, &cell->rel_l2);
     cell->ms = numoe_bench_quantile(b.ms, repeat, 0.5);
     cell->ms_min = numoe_bench_quantile(b.ms, repeat, 0);
@@ -495,7 +497,7 @@ static void print_header(const struct bench_gpu *g, const char *model)
     else
         printf("weights in device memory\n\n"
                "tokens        ms   (p10 - p90)            GB/s   of read     Gop/s    of mma   "
-               "rel. L2\n");
+               "rel. L2  form\n");
 }
 
 static double longest(const struct cell *cell)
@@ -513,10 +515,11 @@ static void print_cell(const struct bench_gpu *g, const struct cell *cell)
                cell->ms / longest(cell), cell->gbs, cell->stream.link_fraction,
                cell->stream.copy_link_fraction, 100 * cell->stream.host_cpu, cell->rel_l2, wrong);
     else
-        printf("%6" PRIu64 " %9.4f   (%.4f - %.4f)%*s %7.0f %9.3f %9.0f %9.3f  %8.2e%s\n",
+        printf("%6" PRIu64 " %9.4f   (%.4f - %.4f)%*s %7.0f %9.3f %9.0f %9.3f  %8.2e  %s%s\n",
                cell->tokens, cell->ms, cell->ms_p10, cell->ms_p90,
                19 - snprintf(NULL, 0, "(%.4f - %.4f)", cell->ms_p10, cell->ms_p90), "", cell->gbs,
-               cell->gbs / g->read_gbs, cell->gops, cell->gops / g->mma_gops, cell->rel_l2, wrong);
+               cell->gbs / g->read_gbs, cell->gops, cell->gops / g->mma_gops, cell->rel_l2,
+               numoe_gpu_form_names[cell->form], wrong);
     fflush(stdout);
 }
 
@@ -540,6 +543,7 @@ static json_t *cell_json(const struct bench_gpu *g, const struct cell *cell)
                             cli_json_number(cell->stream.copy_link_fraction));
         json_object_set_new(object, "host_cpu_cores", cli_json_number(cell->stream.host_cpu));
     } else {
+        json_object_set_new(object, "form", json_string(numoe_gpu_form_names[cell->form]));
         json_object_set_new(object, "ms_min", cli_json_number(cell->ms_min));
         json_object_set_new(object, "ms_p10", cli_json_number(cell->ms_p10));
         json_object_set_new(object, "ms_p90", cli_json_number(cell->ms_p90));
@@ -634,6 +638,11 @@ int cli_bench_gpu(const struct cli_values *values)
         cli_error("bench", "--resident and --stream exclude each other");
         return CLI_USAGE;
     }
+    if (values->tune && (values->stream || values->tokens.count)) {
+        cli_error("bench", "--tune measures by itself, without --%s",
+                  values->stream ? "stream" : "tokens");
+        return CLI_USAGE;
+    }
     const enum numoe_arithmetic arithmetic =
         values->arithmetic_count ? values->arithmetics[0] : NUMOE_EXACT;
     if (values->arithmetic_count > 1 || arithmetic == NUMOE_FAST || arithmetic == NUMOE_FINE) {
@@ -669,7 +678,7 @@ int cli_bench_gpu(const struct cli_values *values)
         code = cli_report("bench", CLI_STAGE_WORK, &error);
         goto destroy;
     }
-    code = measure(&g, name);
+    code = values->tune ? cli_tune(values, g.model, &g.desc) : measure(&g, name);
 destroy:
     free(g.cells);
     numoe_model_destroy(g.model);

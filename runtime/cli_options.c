@@ -83,6 +83,11 @@ static const struct option_text option_texts[] = {
     [CLI_GPUS] = {"gpus", "LIST",
                   "compute on these GPUs together, each copying and computing its part of every\n"
                   "layer, as in 0,1; a number that is there twice divides a GPU"},
+    [CLI_GPU_TUNING] =
+        {"gpu-tuning", "FILE",
+         "with --gpu: choose kernels by the times in FILE, which numoe bench --gpu --tune\n"
+         "made on this GPU (default: NUMOE_GPU_TUNING of the environment, else the\n"
+         "library's own)"},
     [CLI_HIDDEN] = {"hidden", "N", "width of an expert's input and output"},
     [CLI_INTERMEDIATE] = {"intermediate", "N", "width of an expert inside"},
     [CLI_IDLE] =
@@ -177,6 +182,10 @@ static const struct option_text option_texts[] = {
     [CLI_TP] = {"tp", "N",
                 "tensor parallel: N parts of the slices of every expert, each for ranks of its\n"
                 "own"},
+    [CLI_TUNE] =
+        {"tune", "FILE",
+         "with --gpu: time every form of the kernels with few and many tokens and write the\n"
+         "times to FILE, for --gpu-tuning; other shapes that FILE has of this GPU stay"},
     [CLI_VERIFY] = {"verify", NULL,
                     "take checksums of the weights when they are loaded, and look at the end\n"
                     "whether they still are what they were"},
@@ -564,6 +573,8 @@ static int set_option(enum cli_option option, const char *text, struct cli_value
         return parse_count(text, UINT32_MAX, &values->gpu_from_tokens, error);
     case CLI_GPU_PROFILE:
         return parse_file(text, &values->gpu_profile, error);
+    case CLI_GPU_TUNING:
+        return parse_file(text, &values->gpu_tuning, error);
     case CLI_HIDDEN:
         return parse_count(text, UINT32_MAX, &values->hidden, error);
     case CLI_INTERMEDIATE:
@@ -678,6 +689,8 @@ static int set_option(enum cli_option option, const char *text, struct cli_value
     case CLI_TRACE:
         values->trace = text;
         return 0;
+    case CLI_TUNE:
+        return parse_file(text, &values->tune, error);
     case CLI_WORKERS:
         rc = parse_count(text, UINT32_MAX - 1, &number, error);
         values->workers = (uint32_t)number;

@@ -51,6 +51,7 @@ enum cli_option {
     CLI_GPU_FROM,
     CLI_GPU_PROFILE,
     CLI_GPUS,
+    CLI_GPU_TUNING,
     CLI_HIDDEN,
     CLI_INTERMEDIATE,
     CLI_IDLE,
@@ -96,6 +97,7 @@ enum cli_option {
     CLI_TOPOLOGY,
     CLI_TRACE,
     CLI_TP,
+    CLI_TUNE,
     CLI_VERIFY,
     CLI_WORKERS
 };
@@ -127,7 +129,7 @@ enum { CLI_MAX_RANKS = 1024 };
 /* What the command line says; zero or NULL where it says nothing. */
 struct cli_values {
     const char *directory, *model, *save, *topology, *svg, *png, *plan, *as_if, *trace, *family,
-        *gpu_profile, *report, *resume;
+        *gpu_profile, *gpu_tuning, *report, *resume, *tune;
     struct cli_list cpus, nodes, tokens, gpu_devices;
     uint64_t duration_s, experts, idle_s, layers, keep_free_bytes, seed, steps;
     uint64_t experts_per_token, hidden, intermediate, gpu_cache_bytes, gpu_from_tokens;

@@ -138,6 +138,7 @@ int cli_open(const char *verb, const struct cli_values *values, const char *isa,
 {
     struct numoe_options options = NUMOE_OPTIONS_INIT;
     struct numoe_error error = NUMOE_ERROR_INIT;
+    const char *tuning = values->gpu_tuning ? values->gpu_tuning : getenv("NUMOE_GPU_TUNING");
 
     if (values->plan && values->as_if) {
         cli_error(verb, "--plan and --as-if both name a plan");
@@ -168,6 +169,7 @@ int cli_open(const char *verb, const struct cli_values *values, const char *isa,
     options.gpu_from_tokens = values->gpu_from_tokens;
     if (values->gpu_profile && access(values->gpu_profile, F_OK) == 0)
         options.gpu_profile = values->gpu_profile;
+    options.gpu_tuning = values->gpu_tuning;
     options.form = values->form;
     options.groups = values->groups;
     options.objective = values->objective;
@@ -176,7 +178,8 @@ int cli_open(const char *verb, const struct cli_values *values, const char *isa,
     options.log = cli_log();
     if (numoe_open(&options, context, &error))
         return cli_report(verb,
-                          is_about(&error, values->topology) || is_about(&error, options.plan_file)
+                          is_about(&error, values->topology) ||
+                                  is_about(&error, options.plan_file) || is_about(&error, tuning)
                               ? CLI_STAGE_INPUT
                               : CLI_STAGE_OPTIONS,
                           &error);

@@ -4,6 +4,7 @@
  * SPDX-License-Identifier: Apache-2.0
  */
 #include "context.h"
+#include "gpu_tuning_file.h"
 
 #include "base/clock.h"
 #include "choose_kernels.h"
@@ -137,10 +138,31 @@ static void open_gpus(struct numoe *context, const struct numoe_options *options
     }
 }
 
+/* Kernels of a device by a table that was read, or by the library's own, which may be of another.
+ */
+static int choose_by(const struct numoe *context, struct numoe_gpu *gpu,
+                     const struct numoe_gpu_tuning *tuning, const char *file,
+                     struct numoe_error *error)
+{
+    const struct numoe_gpu_numbers numbers = numoe_gpu_numbers(numoe_gpu_get(gpu));
+    struct numoe_error differs = NUMOE_ERROR_INIT;
+
+    if (tuning)
+        return numoe_gpu_use_tuning(gpu, tuning, file, error);
+    if (numoe_gpu_tuning_fits(numoe_gpu_tuned(gpu), &numbers, "kernels", &differs))
+        numoe_log_write(&context->log, NUMOE_LOG_INFO,
+                        "kernels of %s are chosen by the times of another device: %s",
+                        numoe_gpu_get(gpu)->name, differs.message);
+    return 0;
+}
+
 /* A GPU that cannot be used is no failure: the CPU computes, and the reason is kept and told. */
 static int open_gpu(struct numoe *context, const struct numoe_options *options,
                     struct numoe_error *error)
 {
+    const char *tuning_file =
+        options->gpu_tuning ? options->gpu_tuning : getenv("NUMOE_GPU_TUNING");
+    struct numoe_gpu_tuning *tuning = NULL;
     struct numoe_gpu_verdict verdict = {0};
     enum numoe_gpu_mode mode;
     int rc = numoe_gpu_mode(options->gpu, &mode, error);
@@ -168,6 +190,13 @@ static int open_gpu(struct numoe *context, const struct numoe_options *options,
                             context->gpu_note);
         return 0;
     }
+    if (mode != NUMOE_GPU_OFF && tuning_file && *tuning_file) {
+        tuning = malloc(sizeof *tuning);
+        rc = tuning ? numoe_gpu_tuning_load(tuning_file, tuning, error)
+                    : numoe_error_set(error, -ENOMEM, "gpu_tuning", "out of memory");
+        if (rc)
+            goto out;
+    }
     if (options->gpu_device_count) {
         open_gpus(context, options, mode, &verdict);
         rc = context->gpu ? 0 : -ENODEV;
@@ -184,7 +213,14 @@ static int open_gpu(struct numoe *context, const struct numoe_options *options,
     else if (!rc && verdict.forced)
         numoe_log_write(&context->log, NUMOE_LOG_WARNING, "a GPU is used because it is forced: %s",
                         verdict.reason);
-    return 0;
+    rc = 0;
+    if (context->gpu)
+        rc = choose_by(context, context->gpu, tuning, tuning_file, error);
+    for (uint32_t i = 0; !rc && i < context->more_gpu_count; i++)
+        rc = choose_by(context, context->more_gpus[i], tuning, tuning_file, error);
+out:
+    free(tuning);
+    return rc;
 }
 
 int numoe_open(const struct numoe_options *options, struct numoe **out, struct numoe_error *error)

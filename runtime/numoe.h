@@ -122,6 +122,10 @@ struct numoe_options {
      * used is reported and left out. A number may be there twice, to divide a device. */
     const uint32_t *gpu_devices;
     uint32_t gpu_device_count; /**< 0: gpu_device alone */
+    const char *gpu_tuning;    /**< file that numoe bench --gpu --tune made on this GPU: kernels are
+                                    chosen by its times. One that is damaged or made on a device of
+                                    other numbers is refused (-EBADMSG, -EINVAL). NULL: environment
+                                    NUMOE_GPU_TUNING, else the library's own table */
 };
 
 #define NUMOE_OPTIONS_INIT                                                                         \

@@ -22,7 +22,10 @@ static uint32_t choose(const struct numoe_gpu_tuning *t, uint32_t forms, double 
 static struct numoe_gpu_tuning example(void)
 {
     struct numoe_gpu_tuning t = {
-        .device = {.major = 9, .multiprocessors = 132, .shared_bytes = 232448, .l2_bytes = 50 << 20},
+        .device = {.major = 9,
+                   .multiprocessors = 132,
+                   .shared_bytes = 232448,
+                   .l2_bytes = 50 << 20},
         .shape_count = 2,
         .shapes = {{.hidden = 4096,
                     .intermediate = 2048,
@@ -72,7 +75,8 @@ Test(gpu_tuning, the_fastest_on_the_line_between_points_is_chosen)
     cr_expect_eq(choose(&t, WITHIN_99_KIB, 21), NUMOE_CUDA_32);
     cr_expect_eq(choose(&t, WITHIN_99_KIB, 101), NUMOE_CUDA_64);
     cr_expect_eq(choose(&t, 1u << NUMOE_CUDA_32, 1), NUMOE_CUDA_32);
-    cr_expect_eq(choose(&t, 1u << NUMOE_CUDA_WGMMA_64, 50), NUMOE_CUDA_WGMMA_64); /* no time of it */
+    cr_expect_eq(choose(&t, 1u << NUMOE_CUDA_WGMMA_64, 50),
+                 NUMOE_CUDA_WGMMA_64); /* no time of it */
     cr_expect_eq(choose(&t, 1u << NUMOE_CUDA_WGMMA_64 | 1u << NUMOE_CUDA_8, 50), NUMOE_CUDA_8);
     cr_expect_eq(choose(&t, 0, 1), 0);
 }
