@@ -21,7 +21,7 @@
 
 static const double averages[] = {0.25, 1, 2, 4, 6, 8, 12, 16, 24, 32, 40, 48, 64, 96, 128, 192};
 
-enum { AVERAGES = sizeof averages / sizeof averages[0], ROUNDS = 2, REPEAT = 5 };
+enum { AVERAGES = sizeof averages / sizeof averages[0], ROUNDS = 2, REPEAT = 11 };
 
 _Static_assert((int)AVERAGES <= (int)NUMOE_GPU_TUNED_POINTS, "they fit in a table");
 
