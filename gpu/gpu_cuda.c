@@ -200,12 +200,13 @@ static int copy_in(void *device, void *stream, void *to, const void *from, uint6
     return (int)cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream);
 }
 
-/* One by one where the driver or the toolkit knows no batches. */
+/* One by one where the driver or the toolkit knows no batches, or compute-sanitizer's initcheck is
+ * to see what they write. */
 static int copy_in_many(void *device, void *stream, void *const *to, const void *const *from,
                         const uint64_t *bytes, uint32_t count)
 {
     cudaError_t e = cudaSuccess;
-#if CUDART_VERSION >= 13000
+#if CUDART_VERSION >= 13000 && !defined NUMOE_COPIES_ONE_BY_ONE
     struct cudaMemcpyAttributes attributes = {.srcAccessOrder = cudaMemcpySrcAccessOrderStream};
     size_t first = 0;
 

@@ -29,8 +29,8 @@ static void run_seed(uint64_t seed)
     const bool interleaved = seed % 2;
     struct numoe_gpu_model *model;
     struct numoe_marlin_sizes sizes;
-    struct numoe_marlin to, want;
-    int32_t slots[EXPERTS], *slot_of;
+    struct numoe_marlin to = {NULL}, want;
+    int32_t slots[EXPERTS], *slot_of = NULL;
     void *stream = NULL;
 
     cr_assert_eq(numoe_gpu_model_create(gpu, &source, &options, &model, NULL), 0);
