@@ -882,7 +882,34 @@ static void test_forms(void)
 }
 
 /* Calls of several sizes captured on shared buffers, replayed in turn with other inputs. */
-enum { GRAPH_SIZES = 4, GRAPH_TESTS = GRAPH_SIZES };
+enum { GRAPH_SIZES = 4, GRAPH_TESTS = GRAPH_SIZES + 2 };
+
+static void put_inputs(const struct batch *b, struct guarded *dx, struct guarded *dids,
+                       struct guarded *drouting)
+{
+    void *x = encode(b->x, b->tokens, 160, 160, NUMOE_BF16);
+    int32_t ids[32 * TOP_K];
+
+    for (uint32_t p = 0; p < b->tokens * TOP_K; p++)
+        ids[p] = (int32_t)b->ids[p];
+    must(cudaMemcpy(dx->data, x, b->tokens * 160 * 2, cudaMemcpyHostToDevice), "x");
+    must(cudaMemcpy(dids->data, ids, b->tokens * TOP_K * 4, cudaMemcpyHostToDevice), "ids");
+    must(cudaMemcpy(drouting->data, b->routing, b->tokens * TOP_K * 4, cudaMemcpyHostToDevice),
+         "routing");
+    free(x);
+}
+
+static bool replays_as(cudaGraphExec_t exec, cudaStream_t stream, const struct guarded *dout,
+                       const void *eager, uint32_t tokens)
+{
+    float got[32 * 160];
+
+    must(cudaMemset(dout->data, 0xFF, tokens * 160 * 4), "poison");
+    must(cudaGraphLaunch(exec, stream), "replay");
+    must(cudaStreamSynchronize(stream), "the replay");
+    must(cudaMemcpy(got, dout->data, tokens * 160 * 4, cudaMemcpyDeviceToHost), "out");
+    return !memcmp(got, eager, tokens * 160 * 4);
+}
 
 static void test_graphs(void)
 {
@@ -947,26 +974,45 @@ static void test_graphs(void)
         void *eager = compute(&s, &b[i]);
         for (int turn = 0; turn < 20; turn++) {
             const int j = turn % 2 ? i : (i + turn) % GRAPH_SIZES;
-            void *x = encode(b[j].x, tokens[j], 160, 160, NUMOE_BF16);
-            int32_t ids[32 * TOP_K];
-            float got[32 * 160];
-            for (uint32_t p = 0; p < tokens[j] * TOP_K; p++)
-                ids[p] = (int32_t)b[j].ids[p];
-            must(cudaMemcpy(dx.data, x, tokens[j] * 160 * 2, cudaMemcpyHostToDevice), "x");
-            must(cudaMemcpy(dids.data, ids, tokens[j] * TOP_K * 4, cudaMemcpyHostToDevice), "ids");
-            must(cudaMemcpy(drouting.data, b[j].routing, tokens[j] * TOP_K * 4,
-                            cudaMemcpyHostToDevice),
-                 "routing");
-            must(cudaGraphLaunch(exec[j], stream), "replay");
-            must(cudaStreamSynchronize(stream), "the replay");
-            must(cudaMemcpy(got, dout.data, tokens[j] * 160 * 4, cudaMemcpyDeviceToHost), "out");
-            if (j == i)
-                expect(!memcmp(got, eager, tokens[j] * 160 * 4), "turn %d differs", turn);
-            free(x);
+            put_inputs(&b[j], &dx, &dids, &drouting);
+            expect(replays_as(exec[j], stream, &dout, eager, tokens[j]) || j != i,
+                   "turn %d differs", turn);
         }
         free(eager);
         end();
     }
+    begin("a thousand replays, calls of another size between them");
+    struct batch other;
+    void *eager = compute(&s, &b[2]);
+    batch_make(&other, &s, 16, TOP_K, 0);
+    put_inputs(&b[2], &dx, &dids, &drouting);
+    for (int turn = 0; turn < 1000; turn++) {
+        if (turn % 100 == 50)
+            free(compute(&s, &other));
+        if (!expect(replays_as(exec[2], stream, &dout, eager, tokens[2]), "replay %d differs",
+                    turn))
+            break;
+    }
+    batch_free(&other);
+    free(eager);
+    end();
+    begin("graphs that are gone have left nothing behind");
+    size_t before = 0, after = 0, total;
+    for (int turn = 0; turn < 60; turn++) {
+        cudaGraph_t graph;
+        cudaGraphExec_t again;
+        must(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
+        must(numoe_cuda_ffn_launch(&device, &ffn, stream), "launch");
+        must(cudaStreamEndCapture(stream, &graph), "end of capture");
+        must(cudaGraphInstantiate(&again, graph, 0), "instantiate");
+        must(cudaGraphLaunch(again, stream), "replay");
+        must(cudaStreamSynchronize(stream), "the replay");
+        must(cudaGraphExecDestroy(again), "destroy");
+        must(cudaGraphDestroy(graph), "destroy");
+        must(cudaMemGetInfo(turn < 20 ? &before : &after, &total), "free memory");
+    }
+    expect(after >= before, "%zu bytes of device memory are gone", before - after);
+    end();
     begin("graphs");
     guarded_check(&work, "the workspace");
     guarded_check(&dout, "out");
