@@ -391,6 +391,182 @@ out:
     return rc;
 }
 
+/* ---- the pipeline ---------------------------------------------------------------------------- */
+
+/* Two layers of the stage's experts in memory of their own, which is pinned as any other: the first
+ * slice of each, then the other slices of each, as two nodes would hold them. */
+struct host_model {
+    const struct stage *stage;
+    uint8_t *experts;
+};
+
+static uint64_t host_slices(const struct host_model *m, uint32_t index)
+{
+    return index ? m->stage->slices - 1 : 1;
+}
+
+static uint8_t *host_at(const struct host_model *m, uint32_t index, uint64_t expert)
+{
+    const uint64_t before = index ? m->stage->experts : 0;
+    return m->experts + (before + expert * host_slices(m, index)) * m->stage->shape.bytes;
+}
+
+static void host_arena(void *user, uint32_t index, void **address, uint64_t *bytes)
+{
+    const struct host_model *m = user;
+    *address = host_at(m, index, 0);
+    *bytes = m->stage->experts * host_slices(m, index) * m->stage->shape.bytes;
+}
+
+static uint64_t host_place(void *user, uint64_t layer, uint64_t expert, uint32_t index,
+                           const uint8_t **address)
+{
+    const struct host_model *m = user;
+    (void)layer;
+    *address = host_at(m, index, expert);
+    return host_slices(m, index);
+}
+
+static bool host_present(void *user, uint64_t layer, uint64_t expert)
+{
+    (void)user;
+    (void)layer;
+    (void)expert;
+    return true;
+}
+
+static uint32_t host_generation(void *user, uint64_t layer)
+{
+    (void)user;
+    (void)layer;
+    return 1;
+}
+
+/* The sums of pieces are added in fp32 in another order than within one launch. */
+#define PIPELINE_LIMIT 1e-5
+
+static double apart(const float *a, const float *b, uint64_t count)
+{
+    double off = 0, size = 0;
+
+    for (uint64_t i = 0; i < count; i++) {
+        const double d = (double)a[i] - (double)b[i];
+        off += d * d;
+        size += (double)a[i] * (double)a[i];
+    }
+    off = size > 0 ? sqrt(off / size) : off;
+    return isnan(off) ? INFINITY : off;
+}
+
+/* Both layers four times over, so that each is prefetched while the other computes; the last
+ * counts.
+ */
+static int stream_through(struct stage *s, struct host_model *host, float *out,
+                          struct numoe_error *error)
+{
+    const uint64_t expert = s->slices * s->shape.bytes;
+    const struct numoe_gpu_source source = {.user = host,
+                                            .shape = s->shape,
+                                            .activation = s->activation,
+                                            .arithmetic = NUMOE_EXACT,
+                                            .layers = 2,
+                                            .experts = s->experts,
+                                            .slices = s->slices,
+                                            .region_count = 2,
+                                            .arena = host_arena,
+                                            .place = host_place,
+                                            .present = host_present,
+                                            .generation = host_generation};
+    const struct numoe_gpu_model_options options = {
+        .stream = true, .window_bytes = 6 * expert, .piece_bytes = 1};
+    const struct numoe_gpu_call call = {
+        .tokens = s->tokens,
+        .top_k = s->top_k,
+        .x = s->host + s->x,
+        .x_type = NUMOE_F32,
+        .x_stride = s->shape.hidden,
+        .ids = (const int32_t *)(const void *)(s->host + s->ids),
+        .routing = (const float *)(const void *)(s->host + s->routing),
+        .out = out,
+        .out_type = NUMOE_F32,
+        .out_stride = s->shape.hidden,
+        .scale = 1.0f,
+    };
+    struct numoe_gpu_model *model = NULL;
+    int rc = numoe_gpu_model_create(s->gpu, &source, &options, &model, error);
+
+    for (uint64_t i = 0; !rc && i < 8; i++) {
+        uint64_t done;
+        rc = numoe_gpu_forward(model, i % 2, &call, &done, error);
+    }
+    numoe_gpu_model_destroy(model);
+    return rc;
+}
+
+int numoe_gpu_certify_pipeline(struct numoe_gpu *gpu, uint32_t tokens, struct numoe_gpu_finding *f,
+                               struct numoe_error *error)
+{
+    struct stage s = {.gpu = gpu,
+                      .activation = activation_of(NUMOE_SILU_CLAMPED),
+                      .slices = SLICES,
+                      .experts = EXPERTS,
+                      .tokens = tokens,
+                      .top_k = TOP_K,
+                      .random = 31 + tokens};
+    const uint64_t values = (uint64_t)tokens * HIDDEN;
+    const uint32_t step = tokens > COMPARED ? tokens / COMPARED : 1;
+    float *alone = calloc(2 * values, sizeof *alone), *streamed = alone + values;
+    double want[HIDDEN], largest, distance;
+    struct host_model host = {.stage = &s};
+    uint64_t bytes;
+    int rc =
+        alone ? gpu_enter(gpu, error) : numoe_error_set(error, -ENOMEM, "check", "out of memory");
+
+    *f = (struct numoe_gpu_finding){0};
+    if (!rc)
+        rc = numoe_slice_shape_init(&s.shape, HIDDEN, false);
+    if (!rc)
+        rc = open_stage(&s, 0, &f->there, error);
+    for (uint32_t e = 0; !rc && e < EXPERTS; e++) {
+        rc = pack_expert(&s, e, HIDDEN, INTERMEDIATE, (const unsigned[]){121, 121, 121}, 4, false);
+        if (rc)
+            numoe_error_set(error, rc, "check", "its experts could not be packed");
+    }
+    if (rc)
+        goto out;
+    draw_batch(&s);
+    bytes = EXPERTS * SLICES * s.shape.bytes;
+    host.experts = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
+    if (!host.experts) {
+        rc = numoe_error_set(error, -ENOMEM, "check", "out of memory");
+        goto out;
+    }
+    for (uint64_t e = 0; e < EXPERTS; e++)
+        for (uint32_t i = 0; i < 2; i++)
+            memcpy(host_at(&host, i, e), s.host + (e * SLICES + i) * s.shape.bytes,
+                   host_slices(&host, i) * s.shape.bytes);
+    rc = step_by_step(&s, 0, false, alone, error);
+    if (!rc)
+        rc = stream_through(&s, &host, streamed, error);
+    if (rc)
+        goto out;
+    for (uint32_t t = 0; t < tokens; t += step) {
+        const double rel_l2 = compare(&s, streamed, t, want, &largest);
+        f->rel_l2 = rel_l2 > f->rel_l2 ? rel_l2 : f->rel_l2;
+    }
+    distance = apart(alone, streamed, values);
+    f->ok = f->rel_l2 <= GPU_TEST_LIMIT && distance <= PIPELINE_LIMIT;
+    if (!f->ok)
+        snprintf(f->text, sizeof f->text,
+                 "off by %.2e, of %.0e, and by %.2e from step by step, of %.0e", f->rel_l2,
+                 GPU_TEST_LIMIT, distance, PIPELINE_LIMIT);
+out:
+    close_stage(&s);
+    free(host.experts);
+    free(alone);
+    return rc;
+}
+
 /* ---- Marlin's layout ------------------------------------------------------------------------- */
 
 enum { MARLIN_HIDDEN = 192 }; /* three tiles of 64, and gate ends in the middle of one */

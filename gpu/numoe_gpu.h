@@ -543,6 +543,13 @@ int numoe_gpu_certify_form(struct numoe_gpu *gpu, enum numoe_activation_kind act
 int numoe_gpu_certify_codes(struct numoe_gpu *gpu, uint32_t form, enum numoe_matrix matrix,
                             struct numoe_gpu_finding *finding, struct numoe_error *error);
 
+/**
+ * Random experts copied from host memory piece by piece while others compute, beside float64 and
+ * beside the same calls step by step, each waited for.
+ */
+int numoe_gpu_certify_pipeline(struct numoe_gpu *gpu, uint32_t tokens,
+                               struct numoe_gpu_finding *finding, struct numoe_error *error);
+
 /** Experts repacked to Marlin's layout, both orders of columns, bit for bit beside the reference.
  */
 int numoe_gpu_certify_marlin(struct numoe_gpu *gpu, struct numoe_gpu_finding *finding,

@@ -203,7 +203,8 @@ const struct cli_verb cli_certify = {
     .description =
         "Compute random experts by every form of the kernels, with every activation, for 1 to\n"
         "8192 tokens, launched and as a replayed graph, and compare with float64 and bit by bit\n"
-        "with each other; then every code with every scale byte in every matrix; then repacking\n"
+        "with each other; then every code with every scale byte in every matrix; then experts\n"
+        "streamed piece by piece, beside the same step by step; then repacking\n"
         "to Marlin's layout, bit by bit; then measure the device's memory, its link and its tensor "
         "cores, and how many tokens a second of\n"
         "DeepSeek-V4-Flash's experts it computes while they are copied, by length of the prompt.\n"

@@ -21,7 +21,14 @@ enum certify_state {
     CERTIFY_ERROR   /* could not be tried */
 };
 
-enum certify_kind { CERTIFY_FORM, CERTIFY_CODES, CERTIFY_MARLIN, CERTIFY_RATES, CERTIFY_PREFILL };
+enum certify_kind {
+    CERTIFY_FORM,
+    CERTIFY_CODES,
+    CERTIFY_PIPELINE,
+    CERTIFY_MARLIN,
+    CERTIFY_RATES,
+    CERTIFY_PREFILL
+};
 
 struct certify_check {
     enum certify_kind kind;

@@ -49,7 +49,8 @@ int certify_init(struct certify *c, struct numoe_gpu *gpu)
 {
     const struct numoe_gpu_properties *p = numoe_gpu_get(gpu);
     const size_t most =
-        (size_t)(NUMOE_GPU_FORMS + 1) * (ACTIVATIONS * TOKEN_COUNTS * 2 + MATRICES) + 2 + PROMPTS;
+        (size_t)(NUMOE_GPU_FORMS + 1) * (ACTIVATIONS * TOKEN_COUNTS * 2 + MATRICES) + TOKEN_COUNTS +
+        2 + PROMPTS;
     char form[24];
 
     *c = (struct certify){.gpu = gpu, .checks = calloc(most, sizeof *c->checks)};
@@ -78,6 +79,11 @@ int certify_init(struct certify *c, struct numoe_gpu *gpu)
             check->matrix = m;
             snprintf(check->id, sizeof check->id, "codes.%s.%s", form, matrices[m]);
         }
+    for (int t = 0; t < TOKEN_COUNTS; t++) {
+        struct certify_check *check = next(c, CERTIFY_PIPELINE);
+        check->tokens = token_counts[t];
+        snprintf(check->id, sizeof check->id, "pipeline.%u", (unsigned)token_counts[t]);
+    }
     snprintf(next(c, CERTIFY_MARLIN)->id, sizeof c->checks->id, "marlin.repack");
     snprintf(next(c, CERTIFY_RATES)->id, sizeof c->checks->id, "rates");
     for (int i = 0; i < PROMPTS; i++) {
@@ -393,6 +399,9 @@ static int do_check(struct certify *c, struct certify_check *check, struct numoe
         break;
     case CERTIFY_CODES:
         rc = numoe_gpu_certify_codes(c->gpu, form, (enum numoe_matrix)check->matrix, &found, error);
+        break;
+    case CERTIFY_PIPELINE:
+        rc = numoe_gpu_certify_pipeline(c->gpu, check->tokens, &found, error);
         break;
     case CERTIFY_MARLIN:
         rc = numoe_gpu_certify_marlin(c->gpu, &found, error);
