@@ -119,6 +119,23 @@ static void use_setting(struct load *l)
     numoe_reader_tune(l->ring->reader, setting->depth, setting->block_bytes);
 }
 
+static void log_tuned(const struct load *l)
+{
+    const struct numoe_log *log = numoe_context_log(numoe_model_context(l->model));
+    const struct numoe_read_tuning *t = &l->ring->tuning;
+    const struct numoe_read_setting *first = &numoe_read_settings[0];
+
+    if (t->rates[0][0] > 0)
+        numoe_log_write(log, NUMOE_LOG_INFO,
+                        "reading %u blocks of %u KiB at once: %.2f GB/s; %u of %u: %.2f GB/s",
+                        l->read_depth, l->read_block_bytes >> 10, t->rates[t->setting][0],
+                        first->depth, first->block_bytes >> 10, t->rates[0][0]);
+    else
+        numoe_log_write(log, NUMOE_LOG_INFO,
+                        "reading %u blocks of %u KiB at once: files are read faster than placed",
+                        l->read_depth, l->read_block_bytes >> 10);
+}
+
 /* Look, when something arrived, whether it is time for the next setting. */
 static void tune(struct load *l)
 {
@@ -126,14 +143,11 @@ static void tune(struct load *l)
 
     if (numoe_read_tuning_over(t))
         return;
-    if (numoe_read_tuning_look(t, numoe_reader_bytes(l->ring->reader), numoe_now_ns()))
+    if (numoe_read_tuning_look(t, numoe_reader_bytes(l->ring->reader),
+                               numoe_reader_dry(l->ring->reader), numoe_now_ns()))
         use_setting(l);
     if (numoe_read_tuning_over(t))
-        numoe_log_write(numoe_context_log(numoe_model_context(l->model)), NUMOE_LOG_INFO,
-                        "reading %u blocks of %u KiB at once: %.2f GB/s; %u of %u: %.2f GB/s",
-                        l->read_depth, l->read_block_bytes >> 10, t->rates[t->setting][0],
-                        numoe_read_settings[0].depth, numoe_read_settings[0].block_bytes >> 10,
-                        t->rates[0][0]);
+        log_tuned(l);
 }
 
 /* ---- slots ---------------------------------------------------------------------------------- */

@@ -37,13 +37,15 @@ static unsigned best_setting(struct numoe_read_tuning *t)
     for (unsigned i = 0; i < NUMOE_READ_SETTINGS; i++) {
         qsort(t->rates[i], NUMOE_READ_ROUNDS, sizeof t->rates[i][0], by_rate);
         t->rates[i][0] = t->rates[i][NUMOE_READ_ROUNDS / 2];
-        if (t->rates[i][0] > t->rates[best][0] && t->rates[i][0] > BETTER * t->rates[0][0])
+        if (t->rates[0][0] > 0 && t->rates[i][0] > t->rates[best][0] &&
+            t->rates[i][0] > BETTER * t->rates[0][0])
             best = i;
     }
     return best;
 }
 
-bool numoe_read_tuning_look(struct numoe_read_tuning *t, uint64_t bytes, uint64_t now_ns)
+bool numoe_read_tuning_look(struct numoe_read_tuning *t, uint64_t bytes, uint64_t dry,
+                            uint64_t now_ns)
 {
     const unsigned before = t->setting;
     const uint64_t read = bytes - t->bytes;
@@ -53,13 +55,13 @@ bool numoe_read_tuning_look(struct numoe_read_tuning *t, uint64_t bytes, uint64_
         return false;
     if (t->measuring) {
         t->rates[t->trial % NUMOE_READ_SETTINGS][t->trial / NUMOE_READ_SETTINGS] =
-            (double)read / (double)(now_ns - t->began_ns);
+            dry == t->dry ? (double)read / (double)(now_ns - t->began_ns) : 0;
         t->trial++;
-        t->setting =
-            numoe_read_tuning_over(t) ? best_setting(t) : t->trial % NUMOE_READ_SETTINGS;
+        t->setting = numoe_read_tuning_over(t) ? best_setting(t) : t->trial % NUMOE_READ_SETTINGS;
     }
     t->measuring = !t->measuring;
     t->bytes = bytes;
+    t->dry = dry;
     t->began_ns = now_ns;
     return t->setting != before;
 }

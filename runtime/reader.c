@@ -79,6 +79,7 @@ struct numoe_reader {
     struct numoe_read *done, **done_tail;
     uint32_t used_blocks, running;
     uint64_t bytes; /* arrived */
+    uint64_t dry;   /* times that the last block in flight came back */
     struct io_uring ring;
     bool has_ring, leaving_ring;
     bool fixed_files; /* descriptors are registered */
@@ -317,7 +318,8 @@ static void complete(struct numoe_reader *r, struct block *block, int64_t result
     const char *path = file->path;
     uint64_t before = block->at;
 
-    r->running--;
+    if (--r->running == 0)
+        r->dry++;
     if (r->hooks.complete) {
         struct numoe_reader_event event = {path, block_buffer(block), block->at, block->asked,
                                            ring, block->direct,       result};
@@ -731,6 +733,11 @@ int numoe_reader_wait(struct numoe_reader *reader, unsigned timeout_ms, struct n
 uint64_t numoe_reader_bytes(const struct numoe_reader *reader)
 {
     return reader->bytes;
+}
+
+uint64_t numoe_reader_dry(const struct numoe_reader *reader)
+{
+    return reader->dry;
 }
 
 const char *numoe_reader_path(const struct numoe_reader *reader)

@@ -122,6 +122,9 @@ int numoe_reader_wait(struct numoe_reader *reader, unsigned timeout_ms, struct n
 /* Bytes of windows that have arrived. */
 uint64_t numoe_reader_bytes(const struct numoe_reader *reader);
 
+/* How often nothing was in flight any more when it was looked for what had arrived. */
+uint64_t numoe_reader_dry(const struct numoe_reader *reader);
+
 /* How files were read so far: "io_uring O_DIRECT", "io_uring buffered", "io_uring mixed", "pread"
  */
 const char *numoe_reader_path(const struct numoe_reader *reader);

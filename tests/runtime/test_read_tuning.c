@@ -11,14 +11,16 @@ struct disk {
     double rates[NUMOE_READ_SETTINGS];
     unsigned disturbed, round; /* disturbed: a setting, or SETTINGS for none */
     double slow;
-    uint64_t step; /* bytes between two looks */
+    uint64_t step;         /* bytes between two looks */
+    uint64_t dry_settings; /* bits: a setting's trials find nothing in flight, ... */
+    unsigned dry_rounds;   /* ... in so many rounds */
 };
 
 /* Read everything. @return the setting at the end; *turns: how often another was used */
 static unsigned read_all(const struct disk *disk, uint64_t total, struct numoe_read_tuning *t,
                          unsigned *turns)
 {
-    uint64_t now = 12345;
+    uint64_t now = 12345, dry = 1;
 
     *turns = 0;
     numoe_read_tuning_begin(t, total, now);
@@ -27,11 +29,12 @@ static unsigned read_all(const struct disk *disk, uint64_t total, struct numoe_r
         const bool over = numoe_read_tuning_over(t);
         double rate = disk->rates[t->setting];
 
-        if (!over && t->setting == disk->disturbed &&
-            t->trial / NUMOE_READ_SETTINGS == disk->round)
+        if (!over && t->setting == disk->disturbed && t->trial / NUMOE_READ_SETTINGS == disk->round)
             rate *= disk->slow;
         now += (uint64_t)((double)disk->step / rate);
-        *turns += numoe_read_tuning_look(t, bytes, now);
+        dry += t->measuring && (disk->dry_settings >> t->setting & 1) &&
+               t->trial / NUMOE_READ_SETTINGS < disk->dry_rounds;
+        *turns += numoe_read_tuning_look(t, bytes, dry, now);
         cr_assert(!over || numoe_read_tuning_over(t), "it is over once");
     }
     return t->setting;
@@ -96,6 +99,31 @@ Test(read_tuning, one_disturbance_does_not_decide)
                 }
 }
 
+/* Where placing is slower than the disk nothing is learnt of the disk. */
+Test(read_tuning, what_waited_for_its_reader_does_not_count)
+{
+    struct numoe_read_tuning t;
+    unsigned turns;
+
+    for (unsigned rounds = 0; rounds <= NUMOE_READ_ROUNDS; rounds++)
+        for (unsigned dry = 0; dry < NUMOE_READ_SETTINGS; dry++)
+            for (unsigned best = 1; best < NUMOE_READ_SETTINGS; best++) {
+                struct disk disk = {.disturbed = NUMOE_READ_SETTINGS,
+                                    .step = 2 * MIB,
+                                    .dry_settings = 1u << dry,
+                                    .dry_rounds = rounds};
+                /* neither a setting that is not known wins, nor one over the first if that is not
+                 */
+                const unsigned right = rounds >= 2 && (dry == best || dry == 0) ? 0 : best;
+
+                for (unsigned i = 0; i < NUMOE_READ_SETTINGS; i++)
+                    disk.rates[i] = i == best ? 2.0 : 1.0;
+                cr_expect_eq(read_all(&disk, 2 * numoe_read_tuned_bytes, &t, &turns), right,
+                             "setting %u dry in %u rounds: %u and not %u", dry, rounds, t.setting,
+                             right);
+            }
+}
+
 /* Trials are a third of a load at most; a smaller one has none. */
 Test(read_tuning, small_loads_are_not_tuned)
 {
@@ -119,6 +147,6 @@ Test(read_tuning, a_clock_that_stands_is_waited_for)
 
     numoe_read_tuning_begin(&t, numoe_read_tuned_bytes, 5);
     for (uint64_t bytes = 0; bytes < numoe_read_tuned_bytes; bytes += MIB)
-        cr_expect(!numoe_read_tuning_look(&t, bytes, 5));
+        cr_expect(!numoe_read_tuning_look(&t, bytes, 0, 5));
     cr_expect_eq(t.trial, 0);
 }
