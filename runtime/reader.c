@@ -385,8 +385,13 @@ static void complete(struct numoe_reader *r, struct block *block, int64_t result
 
 static void close_ring(struct numoe_reader *r)
 {
+    /* The kernel lets go of a closed ring's buffers some time later, and only then of pages that
+     * were unmapped meanwhile. */
+    if (r->fixed)
+        (void)io_uring_unregister_buffers(&r->ring);
     io_uring_queue_exit(&r->ring);
     r->has_ring = r->leaving_ring = r->fixed_files = false;
+    r->fixed = NULL;
 }
 
 /* Take back what was prepared but never reached the kernel, when it will not take it. */

@@ -7,11 +7,13 @@
 
 #include "loader_files.h"
 
+#include <linux/capability.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <stddef.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 
 #ifndef MADV_POPULATE_WRITE
@@ -228,6 +230,55 @@ Test(load, memory_is_made_resident_on_the_way, .timeout = 120)
     files_drop(directory);
 }
 
+/* Without the privilege to lock memory beyond the limit. */
+static void drop_ipc_lock(void)
+{
+    struct __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
+    struct __user_cap_data_struct data[2];
+
+    cr_assert_eq(syscall(SYS_capget, &header, data), 0);
+    data[0].effective &= ~(1u << CAP_IPC_LOCK);
+    data[0].permitted &= ~(1u << CAP_IPC_LOCK);
+    cr_assert_eq(syscall(SYS_capset, &header, data), 0);
+}
+
+/* Case E5: what may not be locked is not registered, and the load goes on. */
+Test(load, a_limit_of_locked_memory_changes_no_byte, .timeout = 60)
+{
+    static const uint64_t limits[] = {8 << 20, 64 << 10, 0};
+    char *directory = small("v4-flash", 2, 24, 100000);
+    struct numoe_load_options options = NUMOE_LOAD_OPTIONS_INIT;
+    struct numoe_error error = NUMOE_ERROR_INIT;
+    struct numoe_model_info info = NUMOE_MODEL_INFO_INIT;
+    struct files_log log = {0};
+    struct numoe *context = open_context(NULL, 0, &log);
+    struct numoe_model *whole, *model;
+
+    options.read = NUMOE_READ_DISK;
+    cr_assert_eq(numoe_model_load(context, directory, &options, &whole, &error), 0, "%s",
+                 error.message);
+    drop_ipc_lock();
+    for (unsigned i = 0; i < sizeof limits / sizeof limits[0]; i++) {
+        const struct rlimit limit = {limits[i], limits[i]};
+
+        cr_assert_eq(setrlimit(RLIMIT_MEMLOCK, &limit), 0);
+        log = (struct files_log){0};
+        cr_assert_eq(numoe_model_load(context, directory, &options, &model, &error), 0, "%s",
+                     error.message);
+        cr_assert_eq(numoe_model_info(model, &info), 0);
+        if (limits[i] < 1 << 20 && !strncmp(info.io_path, "io_uring", 8))
+            expect_text(log.text, "of buffers are not registered with io_uring: Cannot allocate");
+        for (uint32_t node = 0; node < numoe_model_plan(whole)->node_count; node++)
+            cr_expect(!memcmp(numoe_memory_address(numoe_model_memory(whole, node)),
+                              numoe_memory_address(numoe_model_memory(model, node)),
+                              numoe_memory_bytes(numoe_model_memory(whole, node))));
+        numoe_model_destroy(model);
+    }
+    numoe_model_destroy(whole);
+    numoe_close(context);
+    files_drop(directory);
+}
+
 /* From now on, in this process, what is left of memory is not to be had. */
 static void refuse_populating(int error)
 {
@@ -336,18 +387,20 @@ Test(load, any_number_of_buffers_will_do, .timeout = 60)
 }
 
 struct held {
-    uint64_t resident_kib, maps;
+    uint64_t resident_kib, pinned_kib, maps;
 };
 
 static struct held held_now(void)
 {
-    struct held held = {0, 0};
+    struct held held = {0};
     char line[512];
     FILE *file = fopen("/proc/self/status", "r");
 
     while (fgets(line, sizeof line, file))
         if (!strncmp(line, "VmRSS:", 6))
             held.resident_kib = strtoull(line + 6, NULL, 10);
+        else if (!strncmp(line, "VmPin:", 6))
+            held.pinned_kib = strtoull(line + 6, NULL, 10);
     fclose(file);
     file = fopen("/proc/self/maps", "r");
     while (fgets(line, sizeof line, file))
@@ -371,7 +424,7 @@ static struct held held_now(void)
 Test(load, two_hundred_times_leave_nothing, .timeout = 120)
 {
     char *directory = small("v4-flash", 2, 64, 1ull << 40);
-    struct held before = {0, 0}, after;
+    struct held before = {0}, after;
     int files = 0;
 
     for (int i = 0; i < 220; i++) {
@@ -383,6 +436,8 @@ Test(load, two_hundred_times_leave_nothing, .timeout = 120)
         options.read = i % 2 ? NUMOE_READ_DISK : NUMOE_READ_CACHED;
         cr_assert_eq(numoe_model_load(context, directory, &options, &model, &error), 0, "%s",
                      error.message);
+        /* what io_uring holds of buffers it holds no longer than the load lasts */
+        cr_assert_eq(held_now().pinned_kib, 0, "load %d", i);
         numoe_model_destroy(model);
         numoe_close(context);
         if (i == 19) { /* after what libraries keep from their first use */
