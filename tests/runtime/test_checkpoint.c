@@ -242,6 +242,41 @@ Test(checkpoint, index_that_is_no_index, .timeout = 20)
     }
 }
 
+/* Files of a size that none has, with a hole for what is in them: refused before it is read. */
+Test(checkpoint, files_above_their_limits_are_named, .timeout = 20)
+{
+    static const struct {
+        const char *name;
+        off_t bytes;
+        const char *words;
+    } cases[] = {
+        {"config.json", (16 << 20) + 1, "has 16777217 bytes, above the limit of 16777216"},
+        {INDEX, (512 << 20) + 1, "has 536870913 bytes, above the limit of 536870912"},
+        {"family.json", (1 << 20) + 1, "has 1048577 bytes, above the limit of 1048576"},
+    };
+    size_t i;
+
+    for (i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char *directory = small("v4-flash", 1, 2);
+        const char *path = files_at(directory, cases[i].name);
+        struct numoe_error error = NUMOE_ERROR_INIT;
+        struct numoe_checkpoint_options options = {0};
+        struct numoe_checkpoint *checkpoint;
+        int before = files_open_now();
+
+        if (access(path, F_OK))
+            files_put(path, "{}", 2);
+        if (!strcmp(cases[i].name, "family.json"))
+            options.family = path;
+        cr_assert_eq(truncate(path, cases[i].bytes), 0);
+        cr_expect_eq(numoe_checkpoint_open(directory, &options, &checkpoint, &error), -EFBIG);
+        expect_text(error.message, cases[i].words);
+        expect_text(error.where, cases[i].name);
+        cr_expect_eq(files_open_now(), before);
+        files_drop(directory);
+    }
+}
+
 Test(checkpoint, directories_that_hold_no_model, .timeout = 20)
 {
     char *directory = files_dir();

@@ -259,7 +259,28 @@ Test(safetensors, header_above_the_limit_is_refused_by_the_limit, .timeout = 20)
     cr_assert_eq(truncate(path, (off_t)length + 8), 0); /* a hole: takes no room */
     cr_assert_eq(read_file(path, &tensors, &error), -EBADMSG);
     expect_text(error.message, "268435457 is above the limit of 268435456");
+    expect_text(error.where, "t.safetensors");
     files_drop(directory);
+}
+
+/* Case E2: as long as that of 1.29 million tensors. */
+Test(safetensors, a_header_of_132_megabytes_is_read, .timeout = 60)
+{
+    const size_t bytes = 132095296;
+    static const char begin[] = "{\"__metadata__\":{\"note\":\"",
+                      end[] = "\"},\"t\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]}}";
+    char *header = malloc(bytes + 1);
+    struct numoe_tensors *tensors;
+
+    cr_assert_not_null(header);
+    memset(header, 'x', bytes);
+    memcpy(header, begin, sizeof begin - 1);
+    memcpy(header + bytes - (sizeof end - 1), end, sizeof end);
+    tensors = accepted(header, 4);
+    cr_expect_eq(numoe_tensors_count(tensors), 1);
+    cr_expect_eq(numoe_tensors_find(tensors, "t", 0)->begin, 8 + bytes);
+    numoe_tensors_destroy(tensors);
+    free(header);
 }
 
 Test(safetensors, what_is_no_file_is_refused_at_once, .timeout = 20)
