@@ -1,6 +1,7 @@
 /*
  * Models on a device through the public API against float64 and the CPU: resident, streamed from
- * pinned memory, over one node and several, with biases, absent and replaced experts.
+ * pinned memory, over one node and several, with biases, absent and replaced experts; and on the
+ * device as if it were two.
  */
 #include <errno.h>
 #include <math.h>
@@ -12,7 +13,7 @@
 #include "numoe.h"
 #include "numoe_gpu.h"
 
-enum { LAYERS = 6, EXPERTS = 12, TOP_K = 3, TESTS = 2 * 2 * 2 + 4 + 2 };
+enum { LAYERS = 6, EXPERTS = 12, TOP_K = 3, TESTS = 2 * 2 * 2 + 4 + 4 + 2 };
 
 /* Bits of a call's variant. */
 enum {
@@ -27,6 +28,8 @@ enum {
 };
 
 static int passed, failed, skipped;
+/* The devices of a context; NULL: the first. */
+static const uint32_t twice[] = {0, 0}, *devices;
 
 __attribute__((format(printf, 2, 3))) static bool expect(bool fact, const char *format, ...)
 {
@@ -92,6 +95,8 @@ static bool world_make(struct world *w, enum numoe_gpu_mode mode, bool stream, b
     options.gpu = mode;
     options.gpu_stream = stream;
     options.gpu_from_tokens = 1;
+    options.gpu_devices = devices;
+    options.gpu_device_count = devices ? 2 : 0;
     if (!expect(!numoe_open(&options, &w->context, &error), "open: %s", error.message))
         return false;
     desc.layers = LAYERS;
@@ -405,6 +410,19 @@ int main(int argc, char **argv)
         count(ok, v & 2 ? "as on the CPU" : "replaced experts");
         world_free(&w);
     }
+    devices = twice;
+    for (int v = 0; !skipped && v < 4; v++) {
+        char name[96];
+        bool ok = world_make(&w, NUMOE_GPU_ON, v & 1, true, v & 2);
+        ok = ok && expect(numoe_gpu_model_parts(numoe_model_gpu(w.model)) == 2, "not two parts");
+        ok = ok && passes(&w);
+        ok = ok && (v & 2 ? as_on_cpu(&w) : replaced(&w));
+        snprintf(name, sizeof name, "two on one device, %s, %s", v & 1 ? "streamed" : "resident",
+                 v & 2 ? "biases" : "no biases");
+        count(ok, name);
+        world_free(&w);
+    }
+    devices = NULL;
     for (int v = 0; !skipped && !small && v < 2; v++)
         count(overlaps(v ? 2048 : 64), v ? "overlap, many tokens" : "overlap, few tokens");
     printf("%d passed, %d failed, %d skipped\n", passed, failed, skipped);
