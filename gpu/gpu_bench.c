@@ -270,7 +270,7 @@ static int stream_layer(struct numoe_gpu_model *m, struct inputs *in, uint64_t l
     struct numoe_gpu *gpu = m->gpu;
     struct numoe_cuda_ffn ffn = in->ffn;
     struct gpu_part part;
-    int rc = gpu_stream_begin(s, layer, s->everything, NULL, 0, error);
+    int rc = gpu_stream_begin(s, layer, s->everything, NULL, in->ffn.tokens, error);
 
     for (uint64_t e = 0; e < m->source.experts; e++)
         in->host_table[e * m->source.slices] = NUMOE_GPU_ABSENT;

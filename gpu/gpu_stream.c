@@ -44,6 +44,9 @@
 
 /* A piece is at most such a part of the window. */
 enum { PARTS_OF_WINDOW = 4 };
+/* From so many tokens on what each piece costs besides, laying x out, sorting all entries and
+ * adding to every output, is time that the link would wait for: pieces are half of what is left. */
+enum { MANY_TOKENS = 1 << 15 };
 
 _Static_assert(NUMOE_GPU_ABSENT == NUMOE_CUDA_ABSENT, "one mark of an absent expert");
 
@@ -247,8 +250,12 @@ static uint32_t size_piece(const struct gpu_stream *s, const struct gpu_job *job
     const uint64_t left = job->count - job->opened, most = s->window.bytes / PARTS_OF_WINDOW;
     const uint64_t least =
         (s->source->region_count * s->piece_least + s->cell_bytes - 1) / s->cell_bytes;
-    uint64_t want = (left + 3) / 4;
+    const bool many = s->tokens >= MANY_TOKENS;
+    uint64_t want = many ? (left + 1) / 2 : (left + 3) / 4;
     uint32_t count = 0;
+
+    if (many && want < job->count / 16u)
+        want = job->count / 16u;
 
     want = want < least ? least : want;
     want = want < left ? want : left;
@@ -282,6 +289,26 @@ static int await_cells(struct gpu_stream *s, const struct gpu_job *job, uint32_t
     return rc;
 }
 
+/* Until the last copy of the piece's host table is past. A host that is so far ahead waits for some
+ * pieces more: the others keep the link busy, and to fall asleep and wake up for each is what
+ * streaming costs a CPU. */
+static int await_table(struct gpu_stream *s, const struct gpu_piece *p, struct numoe_error *error)
+{
+    const uint32_t later = ((uint32_t)(p - s->window.pieces) + GPU_PIECES / 4) % GPU_PIECES;
+    struct numoe_gpu *gpu = s->gpu;
+    const struct gpu_ops *ops = gpu->ops;
+    bool done;
+    int rc = gpu_judge(gpu, ops->event_query(gpu->device, p->copied, &done), error,
+                       "waiting for a table");
+
+    if (!rc && !done)
+        rc = gpu_judge(gpu, ops->event_sync(gpu->device, s->window.pieces[later].copied), error,
+                       "waiting for tables");
+    return rc ? rc
+              : gpu_judge(gpu, ops->event_sync(gpu->device, p->copied), error,
+                          "waiting for a table");
+}
+
 /* -EAGAIN: no space before older pieces are done with. */
 static int open_piece(struct gpu_stream *s, uint32_t index, struct numoe_error *error)
 {
@@ -313,7 +340,7 @@ static int open_piece(struct gpu_stream *s, uint32_t index, struct numoe_error *
     s->copy_count = s->copy_at = s->batch_count = 0;
     s->copy_offset = 0;
     s->table_sent = false;
-    rc = gpu_judge(gpu, ops->event_sync(gpu->device, p->copied), error, "waiting for a table");
+    rc = await_table(s, p, error);
     if (rc)
         goto fail;
     for (uint64_t e = 0; e < s->source->experts; e++)
@@ -561,6 +588,7 @@ int gpu_stream_begin(struct gpu_stream *s, uint64_t layer, const uint32_t *need,
     gpu_cache_heat(&s->cache, layer, asked ? asked : need, tokens);
     list_experts(s, &s->jobs[s->current], need);
     s->need = need;
+    s->tokens = tokens ? tokens : s->tokens;
     s->in_call = true;
     s->kept_given = false;
     return 0;

@@ -67,6 +67,7 @@ struct gpu_stream {
     struct gpu_job jobs[2];
     uint32_t current;         /* index of the job that is taken from; the other is prefetched */
     const uint32_t *need;     /* [experts] of the current job: tokens; between begin and end */
+    uint64_t tokens;          /* of the last call that said so: what the next pieces are sized by */
     bool in_call, kept_given; /* kept_given: the part of experts that stay */
     uint32_t *everything;     /* [experts] ones */
     uint32_t *slices_had;     /* [experts] scratch */

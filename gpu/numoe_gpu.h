@@ -326,7 +326,7 @@ int numoe_gpu_trace(struct numoe_gpu_model *model,
  *
  * A stream is CUDA's cudaStream_t, of the same device. These wait for the device only where a
  * layer's table of experts that stay has changed since its last call, for that call; and where 32
- * pieces are on their way, for the oldest's copy. All host memory has to be pinned (-ENOTSUP), a
+ * pieces are on their way, until 24 are. All host memory has to be pinned (-ENOTSUP), a
  * model on several devices is queued part by part (numoe_gpu_model_part), and
  * one call at a time is in the making, whoever makes it (-EBUSY). Outputs of an earlier call on
  * another stream are ordered by the caller.
