@@ -8,9 +8,9 @@
  * A call of a layer is a job: the experts that it needs and that do not stay on the device, in
  * order. They are copied in pieces, each a run of the job's list: of each node one contiguous copy
  * for consecutive experts, so that a piece has at least 4 MiB of every node where there are so many
- * experts, and batched copies where there are not. A piece is a quarter of what is left: few
- * launches, and little to compute when the last has arrived. gpu_window.h has the states of a
- * piece; here is what is done between them:
+ * experts, and batched copies where there are not. A piece is a quarter of what is left, or half
+ * with many tokens: few launches, and little to compute when the last has arrived. gpu_window.h has
+ * the states of a piece; here is what is done between them:
  *
  *   open     choose experts and space; queue on `copies` a wait for `used` of what is reclaimed,
  * and of cells that are given anew; write the host table once its last copy is past fill     queue

@@ -246,11 +246,15 @@ uint64_t numoe_gpu_run(struct numoe_schedule *s)
     struct numoe *context = model->context;
     struct gpu_run *run = model->gpu_run;
     const uint64_t hidden = model->desc.hidden, from = context->gpu_from_tokens;
+    struct numoe_error lost = NUMOE_ERROR_INIT;
     struct numoe_gpu_call call;
 
-    if (!model->gpu || batch->tokens < (from ? from : 1) ||
-        numoe_gpu_model_health(model->gpu, NULL))
+    if (!model->gpu || batch->tokens < (from ? from : 1))
         return 0;
+    if (numoe_gpu_model_health(model->gpu, &lost)) { /* perhaps in a prefetch, unheard */
+        say_failure(model, &lost);
+        return 0;
+    }
     if (!room_for_ids(model, batch->tokens * batch->top_k)) {
         numoe_log_write(&context->log, NUMOE_LOG_WARNING,
                         "the CPU computes %llu tokens: no memory for the GPU's ids",

@@ -233,11 +233,16 @@ Test(gpu_several, near_devices_have_slices_and_far_ones_experts)
 {
     struct model *m = model_make(LAYERS, true);
     const struct numoe_gpu_source source = source_near(m);
-    const struct numoe_gpu_model_options options = {.shares = shares, .keep_free_bytes = 1 << 20};
+    const struct numoe_gpu_model_options options = {
+        .shares = shares, .window_bytes = 1 << 18, .cache_bytes = 1, .keep_free_bytes = 1 << 20};
+    struct numoe_gpu_model_options unpinned = options;
 
+    unpinned.no_pinning = true;
+    unpinned.ring_bytes = 65536;
     for (int layout = UNKNOWN; layout <= NEAR; layout++)
         for (uint32_t count = 2; count <= MOST; count += 2) {
-            struct numoe_gpu_model *model;
+            struct numoe_gpu_model *model, *staged;
+            struct numoe_gpu_report report;
             struct set set;
 
             set_make(&set, count, (enum layout)layout, 3);
@@ -255,6 +260,18 @@ Test(gpu_several, near_devices_have_slices_and_far_ones_experts)
                 cr_expect_eq(part->source.region_count, layout == NEAR ? 1 : NODES);
             }
             numoe_gpu_model_destroy(model);
+            cr_assert_eq(
+                numoe_gpu_model_create_over(set.gpu, count, &source, &unpinned, &staged, NULL), 0);
+            /* case F4: each has staging of its own, on its own node where there is such a one */
+            for (uint32_t i = 0; i < count; i++) {
+                numoe_gpu_model_report(numoe_gpu_model_part(staged, i), &report);
+                cr_expect_gt(report.ring_bytes, 0);
+                cr_expect(report.ring_node == NUMOE_NONE ||
+                          (layout == NEAR && report.ring_node == i % NODES));
+                if (report.ring_node != NUMOE_NONE)
+                    cr_expect_eq(report.ring_checked, report.ring_placed);
+            }
+            numoe_gpu_model_destroy(staged);
             set_free(&set);
         }
     model_free(m);
