@@ -6,7 +6,7 @@
  *
  * Each warp of a block has rows of its own and decodes their codes once for all tokens of the
  * chunk. Weights and B (as fragments) go through shared memory by asynchronous copies, STAGES
- * stages of 64 k: loads to registers would wait for each other, as pair_queue.cuh says. An n tile
+ * stages of 64 k: loads to registers would wait for each other (docs/kernels.md). An n tile
  * is one 16-byte load a lane and eight products, four accumulators in turn, so that none waits for
  * the one before.
  *

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "cli_certify.h"
+#include "gpu_gate.h"
 #include "small_model.h"
 
 static uint32_t crooked_form; /* that computes wrong; 0: none does */
@@ -222,11 +223,17 @@ Test(gpu_certify, a_wrong_form_is_not_used_and_the_others_are, .timeout = 60)
         const struct numoe_gpu_source source = source_of(m);
         const struct numoe_gpu_model_options options = {.keep_free_bytes = 4 << 20};
         struct numoe_gpu_model *model;
+        double rel_l2;
         struct numoe_cuda_ffn ffn = {.shape.hidden = 64, .slices = 2, .experts = 4, .top_k = 2};
 
         crooked_form = wrong;
         crooked_replay = false;
+        cr_expect_eq(gpu_self_test(gpu, &rel_l2, NULL), 0); /* whether it is chosen or not */
+        cr_expect_gt(rel_l2, GPU_TEST_LIMIT);
+        cr_expect_eq(gpu->forms_off, 0);
         cr_expect_eq(gpu_turn_off_forms(gpu), NUMOE_GPU_FORMS - 1);
+        cr_expect_eq(gpu_self_test(gpu, &rel_l2, NULL), 0);
+        cr_expect_lt(rel_l2, GPU_TEST_LIMIT);
         cr_expect_eq(gpu->forms_off, 1u << wrong);
         for (ffn.tokens = 1; ffn.tokens < 400; ffn.tokens++) {
             const uint32_t form = gpu_choose_form(gpu, &ffn);
