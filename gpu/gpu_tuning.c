@@ -15,8 +15,8 @@
 
 #include "gpu_tuning_table.h"
 
-const char *const numoe_gpu_form_names[NUMOE_GPU_FORMS + 1] = {
-    "chosen", "8", "32", "64", "wgmma32", "wgmma64", "wgmma128",
+const char *const numoe_gpu_form_names[NUMOE_GPU_FORMS + 2] = {
+    "chosen", "8", "32", "64", "wgmma32", "wgmma64", "wgmma128", NULL,
 };
 
 /* The forms that fit into 99 KiB of shared memory and need nothing of one architecture. */

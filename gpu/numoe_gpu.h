@@ -454,8 +454,8 @@ void numoe_gpu_model_report(const struct numoe_gpu_model *model, struct numoe_gp
 
 /** Forms are numbered from 1: so many tokens of an expert together, by mma.sync or wgmma. */
 enum { NUMOE_GPU_FORMS = 6 };
-/** [form]; [0]: "chosen" */
-extern const char *const numoe_gpu_form_names[NUMOE_GPU_FORMS + 1];
+/** [form]; [0]: "chosen"; NULL behind the last */
+extern const char *const numoe_gpu_form_names[NUMOE_GPU_FORMS + 2];
 
 /** What times were measured on and are valid for: never a chip's name. */
 struct numoe_gpu_numbers {
