@@ -194,7 +194,9 @@ int numoe_file_json(const char *path, uint64_t limit, json_t **root, struct numo
             error, json_error_code(&parse_error) == json_error_out_of_memory ? -ENOMEM : -EBADMSG,
             path, "is not sound JSON at byte %d: %s", parse_error.position,
             numoe_quote(parse_error.text).text);
-    if (!json_is_object(*root))
+    if (!json_is_object(*root)) {
+        json_decref(*root);
         return numoe_error_set(error, -EBADMSG, path, "is not a JSON object");
+    }
     return 0;
 }
