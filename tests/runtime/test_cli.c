@@ -786,6 +786,72 @@ Test(cli_checkpoint, runs_once_with_a_digest_of_the_outputs)
     assert_refused(answer, 2, "--once");
 }
 
+/* What numoe run --once --tokens 1 on the checkpoint writes to a terminal that is its stderr. */
+static char *on_a_terminal(int *status)
+{
+    char *argv[] = {NUMOE_BINARY_DIR "/numoe", "run", directory, "--once", "--tokens", "1", NULL};
+    int terminal = posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC);
+    posix_spawn_file_actions_t actions;
+    size_t length = 0, room = 1 << 20;
+    char *text = calloc(1, room + 1);
+    ssize_t some;
+    pid_t child;
+    int side;
+
+    cr_assert_not_null(text);
+    cr_assert_geq(terminal, 0);
+    cr_assert_eq(grantpt(terminal), 0);
+    cr_assert_eq(unlockpt(terminal), 0);
+    side = open(ptsname(terminal), O_RDWR | O_NOCTTY | O_CLOEXEC);
+    cr_assert_geq(side, 0);
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_addopen(&actions, 1, "/dev/null", O_WRONLY, 0);
+    posix_spawn_file_actions_adddup2(&actions, side, 2);
+    cr_assert_eq(posix_spawn(&child, argv[0], &actions, NULL, argv, environ), 0);
+    posix_spawn_file_actions_destroy(&actions);
+    close(side);
+    /* EIO once nobody has the other side open */
+    while (length < room && (some = read(terminal, text + length, room - length)) > 0)
+        length += (size_t)some;
+    close(terminal);
+    cr_assert_eq(waitpid(child, status, 0), child);
+    return text;
+}
+
+/* Of every line of progress: bytes never more than all and never fewer than before, a rate, and
+ * the time that is left; the last one is erased. In a file there is none of it. */
+Test(cli_checkpoint, loading_is_shown_on_a_terminal_only)
+{
+    double before = 0, done, all = 0, rate, left;
+    unsigned lines = 0;
+    struct answer answer;
+    const char *last;
+    int status;
+    char *text;
+
+    make_checkpoint();
+    text = on_a_terminal(&status);
+    cr_assert(WIFEXITED(status) && WEXITSTATUS(status) == 0, "%s", text);
+    for (const char *at = text; (at = strstr(at, "\r\033[Kloading ")); lines++) {
+        at += strlen("\r\033[Kloading ");
+        cr_assert_eq(sscanf(at, "%lf of %lf GB, %lf GB/s, %lf s left", &done, &all, &rate, &left),
+                     4, "%s", at);
+        cr_expect(done >= before && done <= all && rate >= 0 && left >= 0, "%s", at);
+        before = done;
+    }
+    cr_expect_geq(lines, 1, "%s", text);
+    cr_expect_float_eq(before, all, 1e-9, "ends at %.2f of %.2f GB", before, all);
+    cr_expect_float_eq(all, 0.05, 0.01);
+    last = strrchr(text, '\r');
+    cr_assert_not_null(last);
+    cr_expect_str_eq(last, "\r\033[K");
+    free(text);
+    answer = numoe("run", directory, "--once", "--tokens", "1", NULL);
+    cr_assert_eq(answer.status, 0, "%s", answer.err);
+    cr_expect_null(strchr(answer.err, '\r'), "%s", answer.err);
+    forget(&answer);
+}
+
 Test(cli_checkpoint, runs_exactly_and_prints_a_table)
 {
     struct answer answer;
