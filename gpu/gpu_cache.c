@@ -178,14 +178,15 @@ void gpu_cache_drop_layer(struct gpu_cache *c, uint64_t layer)
         gpu_cache_drop(c, layer, e);
 }
 
-uint32_t gpu_cache_worth(const struct gpu_cache *c, uint64_t layer)
+uint32_t gpu_cache_worth(const struct gpu_cache *c, uint64_t layer, gpu_cache_has *has, void *user)
 {
     const uint64_t first = layer * c->experts;
     uint32_t best = GPU_NO_CELL, cold = GPU_NO_CELL;
 
     for (uint32_t e = 0; e < c->experts && !c->frozen[layer]; e++)
         if (c->cell_of[first + e] == GPU_NO_CELL && c->heat[first + e] > 0 &&
-            (best == GPU_NO_CELL || c->heat[first + e] > c->heat[first + best]))
+            (best == GPU_NO_CELL || c->heat[first + e] > c->heat[first + best]) &&
+            has(user, layer, e))
             best = e;
     if (best == GPU_NO_CELL || c->limit[layer] == 0 ||
         (c->held[layer] < c->limit[layer] && c->free_count))
@@ -200,14 +201,14 @@ uint32_t gpu_cache_worth(const struct gpu_cache *c, uint64_t layer)
 }
 
 uint32_t gpu_cache_hottest(const struct gpu_cache *c, uint64_t layer, uint32_t most,
-                           uint32_t *experts)
+                           gpu_cache_has *has, void *user, uint32_t *experts)
 {
     const double *heat = c->heat + layer * c->experts;
     uint32_t count = 0;
 
     for (uint32_t e = 0; e < c->experts; e++) {
         uint32_t at = count;
-        if (!(heat[e] > 0))
+        if (!(heat[e] > 0) || !has(user, layer, e))
             continue;
         while (at > 0 && heat[experts[at - 1]] < heat[e])
             at--;

@@ -67,13 +67,18 @@ static inline bool gpu_cache_holds(const struct gpu_cache *cache, uint64_t layer
     return cache->settled[gpu_cache_at(cache, layer, expert)];
 }
 
-/* The hottest expert of a layer without a cell that is worth bringing unasked: there is room, or it
- * is much hotter than the coldest; GPU_NO_CELL: none is. */
-uint32_t gpu_cache_worth(const struct gpu_cache *cache, uint64_t layer);
+/* Whether there is such an expert to copy: heat is of all, and a device may have a part of them. */
+typedef bool gpu_cache_has(void *user, uint64_t layer, uint64_t expert);
 
-/* Experts of a layer, hottest first, at most `most`: what to warm up with. Returns how many. */
+/* The hottest expert of a layer that there is, without a cell, that is worth bringing unasked:
+ * there is room, or it is much hotter than the coldest; GPU_NO_CELL: none is. */
+uint32_t gpu_cache_worth(const struct gpu_cache *cache, uint64_t layer, gpu_cache_has *has,
+                         void *user);
+
+/* Experts of a layer that there are, hottest first, at most `most`: what to warm up with. Returns
+ * how many. */
 uint32_t gpu_cache_hottest(const struct gpu_cache *cache, uint64_t layer, uint32_t most,
-                           uint32_t *experts);
+                           gpu_cache_has *has, void *user, uint32_t *experts);
 
 /*
  * Heat as a file of text: a line "numoe-heat 1 LAYERS EXPERTS", then a line a layer. Loading

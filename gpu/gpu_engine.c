@@ -23,6 +23,13 @@ static void count_need(struct numoe_gpu_model *m, const int32_t *ids, uint64_t c
         m->need[e] = 1;
 }
 
+static int refuse_several(const struct numoe_gpu_model *m, struct numoe_error *error)
+{
+    return numoe_error_set(error, -ENOTSUP, "model",
+                           "is on %u devices: each has its part (numoe_gpu_model_part)",
+                           m->several->count);
+}
+
 int numoe_gpu_pieces_begin(struct numoe_gpu_model *m, uint64_t layer, const int32_t *ids,
                            uint64_t tokens, uint64_t top_k, struct numoe_error *error)
 {
@@ -34,9 +41,7 @@ int numoe_gpu_pieces_begin(struct numoe_gpu_model *m, uint64_t layer, const int3
         return numoe_error_set(error, -EINVAL, "layer", "%llu of %llu", (unsigned long long)layer,
                                (unsigned long long)m->source.layers);
     if (m->several)
-        return numoe_error_set(error, -ENOTSUP, "model",
-                               "is on %u devices: each has its part (numoe_gpu_model_part)",
-                               m->several->count);
+        return refuse_several(m, error);
     if (m->running || m->stream.in_call)
         return numoe_error_set(error, -EBUSY, "layer", "another call is not over");
     if (m->pins->pinned_bytes != m->pins->wanted_bytes)
@@ -55,20 +60,28 @@ static int captures(struct numoe_gpu_model *m, void *stream, bool *yes, struct n
                      "asking whether a stream is captured");
 }
 
+/* Pieces come and go while calls run, which a graph that is replayed later cannot follow. */
+static int refuse_captured(struct numoe_gpu_model *m, void *stream, struct numoe_error *error)
+{
+    bool captured;
+    int rc = captures(m, stream, &captured, error);
+
+    if (!rc && captured)
+        rc = numoe_error_set(error, -ENOTSUP, "stream",
+                             "is captured, and pieces have no place in a graph");
+    return rc;
+}
+
 int numoe_gpu_piece_next(struct numoe_gpu_model *m, void *stream, struct numoe_gpu_piece *piece,
                          struct numoe_error *error)
 {
     struct gpu_part part;
-    bool captured = false;
     int rc = gpu_enter(m->gpu, error);
 
     if (!rc && !m->stream.in_call)
         rc = numoe_error_set(error, -EINVAL, "layer", "none was begun");
     if (!rc)
-        rc = captures(m, stream, &captured, error);
-    if (!rc && captured)
-        rc = numoe_error_set(error, -ENOTSUP, "stream",
-                             "is captured, and a graph cannot wait for pieces");
+        rc = refuse_captured(m, stream, error);
     if (!rc)
         rc = gpu_stream_next(&m->stream, stream, &part, error);
     if (rc)
@@ -110,7 +123,9 @@ int numoe_gpu_piece_marlin(struct numoe_gpu_model *m, void *stream,
                                "a hidden width of %llu that is no multiple of 64, or %u slices "
                                "that are less than 2",
                                (unsigned long long)marlin.shape.hidden, marlin.slices);
-    rc = gpu_marlin_usable(m->gpu, error);
+    rc = refuse_captured(m, stream, error);
+    if (!rc)
+        rc = gpu_marlin_usable(m->gpu, error);
     if (rc)
         return rc;
     return gpu_judge(m->gpu, m->gpu->ops->marlin(m->gpu->device, stream, &marlin), error,
@@ -124,8 +139,10 @@ int numoe_gpu_piece_done(struct numoe_gpu_model *m, void *stream,
                                   .slice_at = piece->slice_at,
                                   .down_bias = piece->down_bias,
                                   .piece = piece->handle};
-    const int rc = gpu_enter(m->gpu, error);
+    int rc = gpu_enter(m->gpu, error);
 
+    if (!rc)
+        rc = refuse_captured(m, stream, error);
     return rc ? rc : gpu_stream_done(&m->stream, stream, &part, error);
 }
 
@@ -180,10 +197,8 @@ int numoe_gpu_hold(struct numoe_gpu_model *m, uint64_t layer, const int32_t *ids
         return numoe_error_set(error, -EINVAL, "layer", "%llu of %llu", (unsigned long long)layer,
                                (unsigned long long)m->source.layers);
     if (m->several)
-        return numoe_error_set(error, -ENOTSUP, "model",
-                               "is on %u devices: each has its part (numoe_gpu_model_part)",
-                               m->several->count);
-    if (m->running)
+        return refuse_several(m, error);
+    if (m->running || m->stream.in_call)
         return numoe_error_set(error, -EBUSY, "layer", "another call is not over");
     count_need(m, ids, count);
     return gpu_stream_hold(&m->stream, layer, m->need, error);
@@ -208,6 +223,11 @@ static int all_held(const struct numoe_gpu_model *m, uint64_t layer,
         return numoe_error_set(error, -ENOTSUP, "stream",
                                "is captured, and layer %llu is not held on the device "
                                "(numoe_gpu_hold): a graph cannot copy experts from host memory",
+                               (unsigned long long)layer);
+    if (source->generation(source->user, layer) != m->stream.generation[layer])
+        return numoe_error_set(error, -EBUSY, "layer",
+                               "layer %llu has other weights than those that are held: it is to be "
+                               "released and held again",
                                (unsigned long long)layer);
     for (uint64_t i = 0; i < count; i++) {
         const int64_t e = ids ? ids[i] : (int64_t)i;
@@ -248,6 +268,8 @@ int numoe_gpu_enqueue(struct numoe_gpu_model *m, uint64_t layer,
     bool first = true, captured = false;
     int rc;
 
+    if (m->several)
+        return refuse_several(m, error);
     if (!work || call->workspace_bytes < work)
         return numoe_error_set(error, -EINVAL, "workspace",
                                "%llu bytes are not the %llu that %llu tokens need",

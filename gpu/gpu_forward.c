@@ -541,7 +541,7 @@ int gpu_pass_plan(struct numoe_gpu_model *m, uint64_t layer, const struct numoe_
     if (!rc && layer >= m->source.layers)
         rc = numoe_error_set(error, -EINVAL, "layer", "%llu of %llu", (unsigned long long)layer,
                              (unsigned long long)m->source.layers);
-    if (!rc && m->running)
+    if (!rc && (m->running || m->stream.in_call))
         rc = numoe_error_set(error, -EBUSY, "call", "another is not finished");
     if (!rc && call->join && call->add)
         rc = numoe_error_set(error, -EINVAL, "add", "is for who writes out");

@@ -287,7 +287,8 @@ void gpu_model_hottest(struct numoe_gpu_model *m, uint64_t layer, uint64_t most,
     uint64_t count;
 
     most = most < experts ? most : experts;
-    count = gpu_cache_hottest(&m->stream.cache, layer, (uint32_t)most, list);
+    count = gpu_cache_hottest(&m->stream.cache, layer, (uint32_t)most, m->source.present,
+                              m->source.user, list);
     memset(need, 0, experts * sizeof *need);
     for (uint64_t i = 0; i < count; i++)
         need[list[i]] = 1;
@@ -367,8 +368,9 @@ int numoe_gpu_bring(struct numoe_gpu_model *m, uint64_t layer, uint32_t most,
     rc = gpu_enter(m->gpu, error);
     /* a prefetch that is under way would be dropped for it */
     while (!rc && most-- && m->stream.jobs[!m->stream.current].layer == GPU_NO_LAYER) {
-        const uint32_t e = gpu_cache_worth(&m->stream.cache, layer);
-        if (e == GPU_NO_CELL || !m->source.present(m->source.user, layer, e))
+        const uint32_t e =
+            gpu_cache_worth(&m->stream.cache, layer, m->source.present, m->source.user);
+        if (e == GPU_NO_CELL)
             break;
         rc = gpu_stream_bring(&m->stream, layer, e, error);
     }
@@ -399,10 +401,19 @@ int numoe_gpu_trace(struct numoe_gpu_model *m,
                     void (*tell)(void *user, const struct numoe_gpu_span *span), void *user,
                     struct numoe_error *error)
 {
+    uint32_t on = 0;
     int rc = 0;
 
-    for (uint32_t i = 0; !rc && i < numoe_gpu_model_parts(m); i++)
-        rc = trace_part(numoe_gpu_model_part(m, i), i, tell, user, error);
+    while (!rc && on < numoe_gpu_model_parts(m)) {
+        rc = trace_part(numoe_gpu_model_part(m, on), on, tell, user, error);
+        on += rc == 0;
+    }
+    while (rc && on > 0) { /* all or none */
+        struct gpu_stream *stream = &numoe_gpu_model_part(m, --on)->stream;
+
+        gpu_trace_free(stream->trace);
+        stream->trace = NULL;
+    }
     return rc;
 }
 

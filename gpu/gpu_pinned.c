@@ -134,14 +134,17 @@ int numoe_gpu_try_pinning(struct numoe_gpu *gpu, uint64_t bytes, struct numoe_gp
                        (unsigned long long)(p->tried_bytes >> 20));
         p->ms = (double)(numoe_now_ns() - since) * 1e-6;
         p->in_place = rc == 0;
-        if (rc == 0)
+        if (rc == 0) {
             rc = gpu_judge(gpu, gpu->ops->unpin(gpu->device, address), error,
                            "unpinning host memory");
-        else if (rc == -EIO && error)
+            if (rc) /* the driver has it still: it stays mapped */
+                return rc;
+        } else if (rc == -EIO && error)
             *error = refusal;
-        else
+        else {
             snprintf(p->reason, sizeof p->reason, "%.*s", (int)sizeof p->reason - 1,
                      refusal.message);
+        }
     }
     numoe_memory_destroy(memory);
     return rc == -EIO || p->tried_bytes == 0 ? rc : 0;

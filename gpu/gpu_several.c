@@ -422,12 +422,12 @@ int gpu_several_start(struct gpu_several *s, uint64_t layer, const struct numoe_
     if (call->join && call->add)
         return numoe_error_set(error, -EINVAL, "add", "is for who writes out");
     /* all take as many tokens as the one that has the least room */
-    for (uint32_t i = 0; !rc && agreed < s->count; i = (i + 1) % s->count) {
+    for (uint32_t i = 0; agreed < s->count; i = (i + 1) % s->count) {
         struct numoe_gpu_model *m = s->parts[i].model;
 
         rc = gpu_pass_plan(m, layer, &part, first, most, error);
         if (rc)
-            break;
+            return rc; /* nothing is queued; what was refused may be because of a call that runs */
         agreed = m->pass.tokens == most ? agreed + 1 : 1;
         most = m->pass.tokens;
     }

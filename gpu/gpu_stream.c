@@ -855,7 +855,8 @@ int gpu_stream_warm(struct gpu_stream *s, struct numoe_error *error)
     if (!need)
         return numoe_error_set(error, -ENOMEM, "experts", "out of memory");
     for (uint64_t layer = 0; !rc && layer < s->source->layers; layer++) {
-        const uint32_t count = gpu_cache_hottest(&s->cache, layer, s->cache.limit[layer], hottest);
+        const uint32_t count = gpu_cache_hottest(&s->cache, layer, s->cache.limit[layer],
+                                                 s->source->present, s->source->user, hottest);
 
         memset(need, 0, experts * sizeof *need);
         for (uint32_t i = 0; i < count; i++)

@@ -56,6 +56,12 @@ static uint64_t table_bytes(const struct gpu_stream *s)
 
 /* Device memory of the cells and the window, at most so much, and less while there is too little.
  */
+/* The smallest: a window of two experts, and the slice of zeros. */
+static uint64_t least_pool(const struct gpu_stream *s)
+{
+    return 2 * s->cell_bytes + (s->uneven ? s->source->shape.bytes : 0);
+}
+
 static int make_pool(struct gpu_stream *s, uint64_t most, struct numoe_error *error)
 {
     struct numoe_gpu *gpu = s->gpu;
@@ -87,12 +93,12 @@ static int make_pool(struct gpu_stream *s, uint64_t most, struct numoe_error *er
             return rc;
         }
         s->pool = NULL;
-        if (rc != -ENOMEM || bytes <= least) {
+        if (rc != -ENOMEM || bytes <= least_pool(s)) {
             if (error)
                 *error = inner;
             return rc;
         }
-        most = bytes - bytes / 8 - 1;
+        most = s->zero_at - s->zero_at / 8 - 1;
     }
 }
 
@@ -321,7 +327,7 @@ bool gpu_stream_resident(const struct gpu_stream *s)
 int gpu_stream_shrink(struct gpu_stream *s, uint64_t bytes, struct numoe_error *error)
 {
     struct numoe_gpu *gpu = s->gpu;
-    const uint64_t least = 2 * s->cell_bytes, had = s->pool_bytes;
+    const uint64_t had = s->pool_bytes;
     int rc;
 
     for (uint64_t l = 0; l < s->source->layers; l++)
@@ -329,7 +335,7 @@ int gpu_stream_shrink(struct gpu_stream *s, uint64_t bytes, struct numoe_error *
             return numoe_error_set(error, -ENOMEM, gpu->properties.name,
                                    "out of device memory, and layer %llu is held for graphs",
                                    (unsigned long long)l);
-    if (s->pool_bytes <= least)
+    if (s->pool_bytes <= least_pool(s))
         return numoe_error_set(error, -ENOMEM, gpu->properties.name,
                                "out of device memory with room for two experts left");
     gpu_stream_forget(s);

@@ -5,7 +5,7 @@
  * and it happened between the host's clock before and after; of several tries the one with the
  * least between counts. CUDA tells distances in milliseconds as a float, which is worth less the
  * longer they are, so the origin moves along: a timer far from it takes its place, at the moment
- * that was found for it.
+ * that was found for it. After a rest it is found again, before the first span.
  *
  * SPDX-License-Identifier: Apache-2.0
  */
@@ -19,6 +19,8 @@
 enum { TRIES = 8 };
 /* As far as a float of milliseconds is good to a tenth of a microsecond. */
 #define FAR_MS 1000.0
+/* No span for so long: the next one would be told by such a float. */
+#define REST_NS 10000000000u
 
 /* Without telling: a trace is no reason to fail. */
 static bool did(struct gpu_trace *t, int code)
@@ -67,6 +69,7 @@ struct gpu_trace *gpu_trace_make(struct numoe_gpu *gpu, uint32_t part, void *str
     }
     t->gpu = gpu;
     t->part = part;
+    t->stream = stream;
     t->tell = tell;
     t->user = user;
     rc = gpu_judge(gpu, gpu->ops->timer_create(gpu->device, &t->origin), error, "making a timer");
@@ -107,7 +110,12 @@ struct gpu_mark *gpu_trace_begin(struct gpu_trace *t, enum numoe_gpu_span_kind k
                                  void *stream)
 {
     struct gpu_mark *mark = NULL;
+    int free_count = 0;
 
+    for (int i = 0; t && i < GPU_MARKS; i++)
+        free_count += t->marks[i].state == GPU_MARK_FREE;
+    if (t && free_count == GPU_MARKS && numoe_now_ns() > t->origin_ns + REST_NS)
+        (void)find_origin(t, t->stream, NULL); /* else the old one is as good as it is */
     for (int i = 0; t && !mark && i < GPU_MARKS; i++)
         if (t->marks[i].state == GPU_MARK_FREE)
             mark = &t->marks[i];

@@ -26,6 +26,7 @@ struct gpu_trace {
     uint32_t part;
     void (*tell)(void *user, const struct numoe_gpu_span *span);
     void *user;
+    void *stream; /* that the origin is found on */
     void *origin; /* timer, at origin_ns */
     uint64_t origin_ns;
     struct gpu_mark marks[GPU_MARKS];

@@ -267,7 +267,8 @@ void numoe_gpu_asked(struct numoe_gpu_model *model, uint64_t layer, const uint32
 /**
  * Begin to copy experts of a layer that will be called next, as during an engine's attention.
  * @param ids  experts (negative, missing or past the end: skipped); NULL: all of the layer
- * @return 0; -EIO, -EINVAL. Never waits for the device
+ * @return 0; -EIO, -EINVAL. Waits for the device only where 32 pieces are on their way already:
+ *         then for some of those
  */
 int numoe_gpu_prefetch(struct numoe_gpu_model *model, uint64_t layer, const int32_t *ids,
                        uint64_t count, struct numoe_error *error);

@@ -266,8 +266,10 @@ static int cores(struct work *work, struct numoe_error *error)
            work->options->ghz > 0 ? "given"
            : guess->ghz_from_name ? "in the CPU's name"
                                   : "assumed");
-    figure(work, "CPU kernels", "of arithmetic", box->multiplies, false,
-           "and %.2f of reading; measured by numoe bench with these instructions", box->reads);
+    figure(work, "CPU kernels", "of arithmetic", box->multiplies, !guess->measured,
+           "and %.2f of reading; %s", box->reads,
+           guess->measured ? "measured by numoe bench with these instructions"
+                           : "as measured with similar instructions");
     return 0;
 }
 
@@ -396,15 +398,17 @@ static int gpus(struct work *work, struct numoe_error *error)
                options->gpus ? "given" : "as PCIe says, of which copies reach 0.88");
     if (out->gpu_count) {
         double peak = 0, reached = 0;
+        bool measured = true;
 
         for (uint32_t i = 0; i < out->gpu_count; i++) {
             peak += work->box.gpus[i].flops;
             reached += work->box.gpus[i].flops * work->box.gpus[i].multiplies;
+            measured = measured && strcasestr(out->gpus[i].name, "h200") != NULL;
         }
         figure(work, "tensor peaks", "TFLOP/s", peak / 1e12, false,
                "dense bf16 of %u GPU%s, by data sheet where it was not given", out->gpu_count,
                out->gpu_count > 1 ? "s" : "");
-        figure(work, "GPU kernels", "of that", reached / peak, false,
+        figure(work, "GPU kernels", "of that", reached / peak, !measured,
                "measured by numoe bench --gpu on an H200, by mma.sync or, for Hopper, by wgmma");
     }
     return 0;

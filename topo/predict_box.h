@@ -98,7 +98,8 @@ struct cpu_guess {
     const char *isa;
     double ops_a_cycle; /* int8 operations of a core */
     const char *ops_words;
-    double reads, multiplies; /* of the ceilings, that kernels of the isa reach */
+    double reads, multiplies; /* of the ceilings, that kernels of the isa reach ... */
+    bool measured;            /* ... by its own figures, not its neighbour's */
 };
 
 /* isa: overrules the CPU's, or NULL. @return false when isa is not known */

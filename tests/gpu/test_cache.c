@@ -202,6 +202,41 @@ static void write_file(const char *text)
     fclose(file);
 }
 
+static bool has_all(void *user, uint64_t layer, uint64_t expert)
+{
+    (void)user;
+    (void)layer;
+    (void)expert;
+    return true;
+}
+
+static bool has_odd(void *user, uint64_t layer, uint64_t expert)
+{
+    (void)user;
+    (void)layer;
+    return expert % 2 == 1;
+}
+
+/* Heat is of all experts, and a device that has some of them looks at those. */
+Test(gpu_cache, experts_of_other_devices_are_passed_over)
+{
+    const uint32_t busy[5] = {0};
+    uint32_t displaced, hot[4];
+    struct gpu_cache c;
+
+    cr_assert_eq(gpu_cache_init(&c, 1, 5, 1, NULL), 0);
+    gpu_cache_heat(&c, 0, (const uint32_t[]){9, 2, 8, 4, 7}, 30);
+    cr_expect_eq(gpu_cache_worth(&c, 0, has_all, NULL), 0);
+    cr_expect_eq(gpu_cache_worth(&c, 0, has_odd, NULL), 3);
+    cr_expect_eq(gpu_cache_hottest(&c, 0, 4, has_odd, NULL, hot), 2);
+    cr_expect(hot[0] == 3 && hot[1] == 1);
+    /* the coldest of its own is in the only cell: 3 is worth it, whatever 0, 2 and 4 are */
+    cr_assert_neq(gpu_cache_admit(&c, 0, 1, busy, &displaced), GPU_NO_CELL);
+    gpu_cache_settle(&c, 0, 1);
+    cr_expect_eq(gpu_cache_worth(&c, 0, has_odd, NULL), 3);
+    gpu_cache_fini(&c);
+}
+
 Test(gpu_cache, profiles_survive_a_file_and_damage_is_refused)
 {
     struct gpu_cache a, b;
@@ -216,9 +251,9 @@ Test(gpu_cache, profiles_survive_a_file_and_damage_is_refused)
     gpu_cache_heat(&a, 1, (const uint32_t[]){0, 0, 9, 0, 1}, 10);
     cr_assert_eq(gpu_cache_save(&a, path, NULL), 0);
     cr_assert_eq(gpu_cache_load(&b, path, NULL), 0);
-    cr_expect_eq(gpu_cache_hottest(&b, 0, 3, hot), 3);
+    cr_expect_eq(gpu_cache_hottest(&b, 0, 3, has_all, NULL, hot), 3);
     cr_expect(hot[0] == 1 && hot[1] == 4 && hot[2] == 3);
-    cr_expect_eq(gpu_cache_hottest(&b, 1, 4, hot), 2);
+    cr_expect_eq(gpu_cache_hottest(&b, 1, 4, has_all, NULL, hot), 2);
     cr_expect(hot[0] == 2 && hot[1] == 4);
     static const char *const damaged[] = {
         "",
@@ -234,7 +269,8 @@ Test(gpu_cache, profiles_survive_a_file_and_damage_is_refused)
         write_file(damaged[i]);
         cr_expect_eq(gpu_cache_load(&b, path, &error), -EINVAL, "file %d", (int)i);
         cr_expect(error.message[0]);
-        cr_expect_eq(gpu_cache_hottest(&b, 1, 4, hot), 2, "file %d changed it", (int)i);
+        cr_expect_eq(gpu_cache_hottest(&b, 1, 4, has_all, NULL, hot), 2, "file %d changed it",
+                     (int)i);
     }
     unlink(path);
     cr_expect_eq(gpu_cache_load(&b, path, NULL), -ENOENT);

@@ -198,6 +198,11 @@ Test(gpu_capture, of_some_experts)
     fake_capture(stream, &(struct fake_graph){.count = 0});
     cr_expect_eq(numoe_gpu_piece_next(model, stream, &piece, NULL), -ENOTSUP);
     fake_capture_end(stream);
+    cr_assert_eq(numoe_gpu_piece_next(model, stream, &piece, NULL), 0);
+    fake_capture(stream, &(struct fake_graph){.count = 0});
+    cr_expect_eq(numoe_gpu_piece_done(model, stream, &piece, NULL), -ENOTSUP);
+    fake_capture_end(stream);
+    cr_expect_eq(numoe_gpu_piece_done(model, stream, &piece, NULL), 0);
     numoe_gpu_pieces_end(model, stream);
     cr_expect_eq(c.graph.count, 1);
     for (int round = 0; round < 30; round++) {
@@ -218,8 +223,12 @@ Test(gpu_capture, of_some_experts)
         cr_expect(rows_right(m, 0, &c.batch, c.host + 3 * PART), "round %d", round);
         call_on_host(m, model, 0); /* all experts, those not held through the window */
     }
-    /* weights of a graph do not change under it */
+    /* weights of a graph do not change under it, nor do old ones go into a new one */
     model_fill(m, 0);
+    fake_capture(stream, &c.graph);
+    cr_expect_eq(numoe_gpu_enqueue(model, 0, &call, two, stream, &error), -EBUSY);
+    cr_expect_not_null(strstr(error.message, "other weights"), "%s", error.message);
+    fake_capture_end(stream);
     {
         static struct batch b;
         batch_make(&b);

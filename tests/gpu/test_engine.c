@@ -105,7 +105,16 @@ Test(gpu_engine, pieces_for_kernels_of_others)
         cr_assert_eq(fake_stream_create(f, &stream), 0);
         cr_expect_eq(numoe_gpu_piece_next(model, stream, &piece, NULL), -EINVAL);
         cr_assert_eq(numoe_gpu_pieces_begin(model, 1, NULL, 0, 0, NULL), 0);
+        /* what is refused changes nothing of what was begun */
         cr_expect_eq(numoe_gpu_pieces_begin(model, 1, NULL, 0, 0, NULL), -EBUSY);
+        cr_expect_eq(numoe_gpu_hold(model, 2, (const int32_t[]){0}, 1, NULL), -EBUSY);
+        {
+            static struct batch b;
+            uint64_t done;
+
+            batch_make(&b);
+            cr_expect_eq(numoe_gpu_forward(model, 2, &b.call, &done, NULL), -EBUSY);
+        }
         for (;;) {
             const int rc = numoe_gpu_piece_next(model, stream, &piece, NULL);
             if (rc == -EAGAIN) {

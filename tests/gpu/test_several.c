@@ -423,6 +423,8 @@ Test(gpu_several, devices_agree_on_the_tokens_of_a_pass)
     cr_expect(tokens > 0 && tokens < MANY, "%d", (int)tokens);
     for (uint32_t i = 0; i < 3; i++)
         cr_expect_eq(numoe_gpu_model_part(model, i)->pass.tokens, tokens);
+    /* a second one is refused, and the first goes on */
+    cr_expect_eq(numoe_gpu_start(model, 0, &call, 0, &done, NULL), -EBUSY);
     cr_assert_eq(numoe_gpu_finish(model, &call, &done, NULL), 0);
     cr_expect_eq(done, tokens);
     cr_assert_eq(numoe_gpu_start(model, 0, &call, tokens, &tokens, NULL), 0);
@@ -430,6 +432,71 @@ Test(gpu_several, devices_agree_on_the_tokens_of_a_pass)
     cr_expect_eq(numoe_gpu_finish(model, &call, &done, NULL), -EINVAL);
     cr_assert_eq(numoe_gpu_start(model, 0, &call, 0, &tokens, NULL), 0);
     numoe_gpu_model_destroy(model); /* in mid-flight */
+    set_free(&set);
+    model_free(m);
+}
+
+/* With the smallest pools and no memory beside them experts cannot give way for ever: a call fails,
+ * and the next one, with memory, is right. */
+Test(gpu_several, memory_that_never_comes_is_an_error, .timeout = 30)
+{
+    struct model *m = model_make(LAYERS, false);
+    const struct numoe_gpu_source source = source_near(m);
+    const struct numoe_gpu_model_options options = {
+        .shares = shares, .window_bytes = 1, .cache_bytes = 1, .piece_bytes = 1};
+    struct numoe_error error = NUMOE_ERROR_INIT;
+    struct numoe_gpu_model *model;
+    uint64_t memory[2], done;
+    static struct batch b;
+    bool uneven = false;
+    struct set set;
+
+    set_make(&set, 2, NEAR, 5);
+    cr_assert_eq(numoe_gpu_model_create_over(set.gpu, 2, &source, &options, &model, NULL), 0);
+    for (uint32_t i = 0; i < 2; i++) {
+        uneven = uneven || numoe_gpu_model_part(model, i)->stream.uneven;
+        memory[i] = set.fake[i]->memory;
+        set.fake[i]->memory = set.fake[i]->taken;
+    }
+    cr_assert(uneven);
+    batch_make(&b);
+    cr_expect_eq(numoe_gpu_forward(model, 0, &b.call, &done, &error), -ENOMEM, "%s", error.message);
+    for (uint32_t i = 0; i < 2; i++)
+        set.fake[i]->memory = memory[i];
+    batch_make(&b);
+    cr_assert_eq(numoe_gpu_forward(model, 0, &b.call, &done, &error), 0, "%s", error.message);
+    cr_expect(batch_right(m, 0, &b, done));
+    numoe_gpu_model_destroy(model);
+    set_free(&set);
+    model_free(m);
+}
+
+/* Each device brings what it has, though the hottest of all is the other's. */
+Test(gpu_several, each_device_brings_experts_of_its_own)
+{
+    struct model *m = model_make(LAYERS, false);
+    const struct numoe_gpu_source source = source_of(m);
+    const struct numoe_gpu_model_options options = {.shares = shares, .piece_bytes = 1};
+    uint32_t tokens_of[EXPERTS];
+    struct numoe_gpu_model *model;
+    struct set set;
+
+    for (uint32_t e = 0; e < EXPERTS; e++)
+        tokens_of[e] = 1 + e;
+    set_make(&set, 2, UNKNOWN, 6);
+    cr_assert_eq(numoe_gpu_model_create_over(set.gpu, 2, &source, &options, &model, NULL), 0);
+    numoe_gpu_asked(model, 0, tokens_of, 100);
+    cr_assert_eq(numoe_gpu_bring(model, 0, 1, NULL), 0);
+    for (uint32_t i = 0; i < 2; i++) {
+        uint8_t held[EXPERTS];
+        uint32_t count = 0;
+
+        numoe_gpu_held(numoe_gpu_model_part(model, i), 0, held);
+        for (uint32_t e = 0; e < EXPERTS; e++)
+            count += held[e];
+        cr_expect_eq(count, 1, "device %u holds %u", i, count);
+    }
+    numoe_gpu_model_destroy(model);
     set_free(&set);
     model_free(m);
 }
