@@ -30,10 +30,10 @@ static int refuse_several(const struct numoe_gpu_model *m, struct numoe_error *e
                            m->several->count);
 }
 
-int numoe_gpu_pieces_begin(struct numoe_gpu_model *m, uint64_t layer, const int32_t *ids,
-                           uint64_t tokens, uint64_t top_k, struct numoe_error *error)
+/* What pieces of a layer, and holding it, ask of the model. */
+static int check_free(struct numoe_gpu_model *m, uint64_t layer, struct numoe_error *error)
 {
-    int rc = gpu_enter(m->gpu, error);
+    const int rc = gpu_enter(m->gpu, error);
 
     if (rc)
         return rc;
@@ -44,6 +44,16 @@ int numoe_gpu_pieces_begin(struct numoe_gpu_model *m, uint64_t layer, const int3
         return refuse_several(m, error);
     if (m->running || m->stream.in_call)
         return numoe_error_set(error, -EBUSY, "layer", "another call is not over");
+    return 0;
+}
+
+int numoe_gpu_pieces_begin(struct numoe_gpu_model *m, uint64_t layer, const int32_t *ids,
+                           uint64_t tokens, uint64_t top_k, struct numoe_error *error)
+{
+    const int rc = check_free(m, layer, error);
+
+    if (rc)
+        return rc;
     if (m->pins->pinned_bytes != m->pins->wanted_bytes)
         return numoe_error_set(error, -ENOTSUP, "staging",
                                "host memory is not all pinned: its copies would be waited for");
@@ -189,17 +199,10 @@ uint64_t numoe_gpu_workspace(const struct numoe_gpu_model *m,
 int numoe_gpu_hold(struct numoe_gpu_model *m, uint64_t layer, const int32_t *ids, uint64_t count,
                    struct numoe_error *error)
 {
-    int rc = gpu_enter(m->gpu, error);
+    const int rc = check_free(m, layer, error);
 
     if (rc)
         return rc;
-    if (layer >= m->source.layers)
-        return numoe_error_set(error, -EINVAL, "layer", "%llu of %llu", (unsigned long long)layer,
-                               (unsigned long long)m->source.layers);
-    if (m->several)
-        return refuse_several(m, error);
-    if (m->running || m->stream.in_call)
-        return numoe_error_set(error, -EBUSY, "layer", "another call is not over");
     count_need(m, ids, count);
     return gpu_stream_hold(&m->stream, layer, m->need, error);
 }
