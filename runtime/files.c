@@ -196,6 +196,7 @@ int numoe_file_json(const char *path, uint64_t limit, json_t **root, struct numo
             numoe_quote(parse_error.text).text);
     if (!json_is_object(*root)) {
         json_decref(*root);
+        *root = NULL;
         return numoe_error_set(error, -EBADMSG, path, "is not a JSON object");
     }
     return 0;

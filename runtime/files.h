@@ -67,7 +67,8 @@ struct json_t;
 
 /*
  * Read a file that holds one JSON object with unique keys; to be released by json_decref.
- * @return as numoe_file_slurp; -EBADMSG when it is none, with the place
+ * @return as numoe_file_slurp; -EBADMSG when it is none, with the place. Then nothing is to be
+ *         released: *root is NULL, or as it was
  */
 int numoe_file_json(const char *path, uint64_t limit, struct json_t **root,
                     struct numoe_error *error);

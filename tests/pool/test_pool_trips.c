@@ -4,11 +4,14 @@
 #include "pool_internal.h"
 
 #include <criterion/criterion.h>
+#include <dirent.h>
 #include <errno.h>
 #include <sched.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 /* ---- victims --------------------------------------------------------------------------------- */
 
@@ -290,9 +293,37 @@ static void note_worker(void *context, uint32_t item, uint32_t worker)
     ((_Atomic uint32_t *)context)[item] = worker;
 }
 
+/* The kernel has no other thread of this process that runs or would like to: one that has announced
+ * its sleep, and waits for a CPU to look up a last time, would. */
+static bool others_rest(void)
+{
+    DIR *tasks = opendir("/proc/self/task");
+    struct dirent *entry;
+    bool rest = tasks != NULL;
+
+    while (rest && (entry = readdir(tasks))) {
+        char path[64], state = 'S';
+        FILE *file;
+
+        if (atoi(entry->d_name) <= 0 || atoi(entry->d_name) == getpid())
+            continue;
+        snprintf(path, sizeof path, "/proc/self/task/%d/stat", atoi(entry->d_name));
+        file = fopen(path, "r");
+        /* the name, in brackets, has none in it */
+        rest = !file || (fscanf(file, "%*d (%*[^)]) %c", &state) == 1 && state == 'S');
+        if (file)
+            fclose(file);
+    }
+    if (tasks)
+        closedir(tasks);
+    return rest;
+}
+
 /* Asleep for good: as their rank has it, which create may have changed while they fell asleep. */
 static bool all_asleep(struct numoe_pool *pool)
 {
+    if (!others_rest())
+        return false;
     for (uint32_t w = 1; w < pool->worker_count; w++)
         if (numoe_pool_state(pool, w) !=
             (pool->workers[w].rank == NUMOE_POOL_REGULAR ? NUMOE_POOL_SLEEPING : NUMOE_POOL_SPARE))
