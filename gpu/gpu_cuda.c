@@ -8,8 +8,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
+#include "base/clock.h"
 #include "gpu_backend.h"
 #include "numoe_cuda.h"
 
@@ -87,22 +87,15 @@ static int stream_destroy(void *device, void *stream)
  * waits would keep a core busy for as long as copies take. */
 enum { SPIN_NS = 60000 };
 
-static uint64_t now_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
-
 /* The event is a blocking one. */
 static cudaError_t wait_for(cudaEvent_t event)
 {
-    const uint64_t since = now_ns();
+    const uint64_t since = numoe_now_ns();
     cudaError_t e;
 
     do
         e = cudaEventQuery(event);
-    while (e == cudaErrorNotReady && now_ns() - since < SPIN_NS);
+    while (e == cudaErrorNotReady && numoe_now_ns() - since < SPIN_NS);
     if (e != cudaErrorNotReady)
         return e;
     cudaGetLastError(); /* not ready is no error */
