@@ -247,6 +247,15 @@ static inline void expect_clean(struct fake *f)
         cr_expect_not(f->streams[i].used, "a stream was left");
 }
 
+/* The end of a test: of the model, and of the device, on which nothing is left. */
+static inline void close_clean(struct numoe_gpu_model *model, struct numoe_gpu *gpu, struct fake *f)
+{
+    numoe_gpu_model_destroy(model);
+    expect_clean(f);
+    numoe_gpu_close(gpu);
+    fake_free(f);
+}
+
 /* The same of outputs that came back as rows one after another. */
 static inline bool rows_right(const struct model *m, uint64_t layer, struct batch *b,
                               const uint8_t *rows)

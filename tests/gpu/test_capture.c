@@ -133,10 +133,7 @@ static void run_seed(uint64_t seed)
         fake_host_release(f, c[i].host);
     }
     fake_stream_destroy(f, stream);
-    numoe_gpu_model_destroy(model);
-    expect_clean(f);
-    numoe_gpu_close(gpu);
-    fake_free(f);
+    close_clean(model, gpu, f);
     model_free(m);
 }
 
@@ -240,10 +237,7 @@ Test(gpu_capture, of_some_experts)
     fake_release(f, c.memory);
     fake_host_release(f, c.host);
     fake_stream_destroy(f, stream);
-    numoe_gpu_model_destroy(model);
-    expect_clean(f);
-    numoe_gpu_close(gpu);
-    fake_free(f);
+    close_clean(model, gpu, f);
     model_free(m);
 }
 
@@ -272,10 +266,7 @@ Test(gpu_capture, holding_survives_failures, .timeout = 120)
         if (rc)
             cr_expect_eq(numoe_gpu_hold(model, 3, NULL, 0, NULL), 0);
         call_on_host(m, model, 3);
-        numoe_gpu_model_destroy(model);
-        expect_clean(f);
-        numoe_gpu_close(gpu);
-        fake_free(f);
+        close_clean(model, gpu, f);
     }
     model_free(m);
 }

@@ -247,10 +247,7 @@ Test(gpu_certify, a_wrong_form_is_not_used_and_the_others_are, .timeout = 60)
             cr_assert_eq(numoe_gpu_forward(model, layer, &b.call, &done, NULL), 0);
             cr_expect(batch_right(m, layer, &b, done));
         }
-        numoe_gpu_model_destroy(model);
-        expect_clean(f);
-        numoe_gpu_close(gpu);
-        fake_free(f);
+        close_clean(model, gpu, f);
         model_free(m);
     }
 }

@@ -69,10 +69,7 @@ static void run_seed(uint64_t seed)
     for (int i = 0; i < 2; i++)
         fake_stream_destroy(f, streams[i]);
     fake_host_release(f, host);
-    numoe_gpu_model_destroy(model);
-    expect_clean(f);
-    numoe_gpu_close(gpu);
-    fake_free(f);
+    close_clean(model, gpu, f);
     model_free(m);
 }
 
@@ -138,10 +135,7 @@ Test(gpu_engine, pieces_for_kernels_of_others)
             cr_assert_eq(numoe_gpu_piece_done(model, stream, &held[--pieces], NULL), 0);
         numoe_gpu_pieces_end(model, stream); /* one is not done with: its stream is waited for */
         cr_assert_eq(fake_stream_destroy(f, stream), 0);
-        numoe_gpu_model_destroy(model);
-        expect_clean(f);
-        numoe_gpu_close(gpu);
-        fake_free(f);
+        close_clean(model, gpu, f);
     }
     model_free(m);
 }
@@ -159,9 +153,6 @@ Test(gpu_engine, memory_that_is_not_pinned_is_refused)
     cr_assert_eq(numoe_gpu_model_create(gpu, &source, &options, &model, NULL), 0);
     cr_expect_eq(numoe_gpu_pieces_begin(model, 0, NULL, 0, 0, NULL), -ENOTSUP);
     cr_expect_eq(numoe_gpu_pieces_begin(model, LAYERS, NULL, 0, 0, NULL), -EINVAL);
-    numoe_gpu_model_destroy(model);
-    expect_clean(f);
-    numoe_gpu_close(gpu);
-    fake_free(f);
+    close_clean(model, gpu, f);
     model_free(m);
 }

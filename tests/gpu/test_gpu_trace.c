@@ -76,10 +76,7 @@ static uint64_t run_seed(uint64_t seed)
     cr_expect_eq(bytes, report.copied_bytes);
     cr_expect_eq(copied, report.copied_experts);
     cr_expect_geq(computed, 200, "every call computes");
-    numoe_gpu_model_destroy(model);
-    expect_clean(f);
-    numoe_gpu_close(gpu);
-    fake_free(f);
+    close_clean(model, gpu, f);
     model_free(m);
     return last - first_copy;
 }
@@ -126,10 +123,7 @@ Test(gpu_trace, failures_cost_no_call, .timeout = 120)
         batch_make(&b);
         cr_expect_eq(numoe_gpu_forward(model, 3, &b.call, &done, NULL), 0);
         cr_expect(batch_right(m, 3, &b, done));
-        numoe_gpu_model_destroy(model);
-        expect_clean(f);
-        numoe_gpu_close(gpu);
-        fake_free(f);
+        close_clean(model, gpu, f);
     }
     model_free(m);
 }

@@ -88,10 +88,7 @@ static void run_seed(uint64_t seed)
     fake_release(f, to.down_scales);
     fake_release(f, slot_of);
     fake_stream_destroy(f, stream);
-    numoe_gpu_model_destroy(model);
-    expect_clean(f);
-    numoe_gpu_close(gpu);
-    fake_free(f);
+    close_clean(model, gpu, f);
     model_free(m);
     free(want.gate_up);
     free(want.gate_up_scales);
@@ -148,9 +145,6 @@ Test(gpu_marlin, other_bits_are_refused)
     cr_expect_eq(numoe_gpu_forward(model, 0, &b.call, &done, NULL), 0);
     cr_expect(batch_right(m, 0, &b, done));
     fake_stream_destroy(f, stream);
-    numoe_gpu_model_destroy(model);
-    expect_clean(f);
-    numoe_gpu_close(gpu);
-    fake_free(f);
+    close_clean(model, gpu, f);
     model_free(m);
 }

@@ -42,10 +42,7 @@ static void run_seed(uint64_t seed)
         if (random_u64() % 6 == 0)
             model_fill(m, random_u64() % LAYERS);
     }
-    numoe_gpu_model_destroy(model);
-    expect_clean(f);
-    numoe_gpu_close(gpu);
-    fake_free(f);
+    close_clean(model, gpu, f);
     model_free(m);
 }
 
@@ -131,10 +128,7 @@ static void run_ahead(uint64_t seed)
         fake_release(f, memory[i]);
     }
     fake_host_release(f, host);
-    numoe_gpu_model_destroy(model);
-    expect_clean(f);
-    numoe_gpu_close(gpu);
-    fake_free(f);
+    close_clean(model, gpu, f);
     model_free(m);
 }
 
@@ -268,10 +262,7 @@ static void count_pass(uint64_t cells, uint64_t passes, struct numoe_gpu_report 
         cr_assert(batch_right(m, i % LAYERS, &b, done));
     }
     numoe_gpu_model_report(model, report);
-    numoe_gpu_model_destroy(model);
-    expect_clean(f);
-    numoe_gpu_close(gpu);
-    fake_free(f);
+    close_clean(model, gpu, f);
     model_free(m);
 }
 
@@ -334,10 +325,7 @@ Test(gpu_pipeline, only_what_is_hit_is_copied)
     cr_assert_eq(numoe_gpu_forward(model, 4, &b.call, &done, NULL), 0);
     cr_assert(batch_right(m, 4, &b, done));
     cr_expect_eq(numoe_gpu_prefetch(model, LAYERS, NULL, 0, NULL), -EINVAL);
-    numoe_gpu_model_destroy(model);
-    expect_clean(f);
-    numoe_gpu_close(gpu);
-    fake_free(f);
+    close_clean(model, gpu, f);
     model_free(m);
 }
 
@@ -362,10 +350,7 @@ Test(gpu_pipeline, the_copy_stream_has_nothing_but_copies)
         pure += f->streams[i].used && f->streams[i].copies_in && !f->streams[i].launches &&
                 !f->streams[i].copies_out;
     cr_expect_eq(pure, 1);
-    numoe_gpu_model_destroy(model);
-    expect_clean(f);
-    numoe_gpu_close(gpu);
-    fake_free(f);
+    close_clean(model, gpu, f);
     model_free(m);
 }
 
@@ -444,10 +429,7 @@ Test(gpu_pipeline, experts_give_way_to_workspace)
         cr_assert_eq(numoe_gpu_forward(model, i % LAYERS, &b.call, &done, &error), 0);
         cr_expect(batch_right(m, i % LAYERS, &b, done));
     }
-    numoe_gpu_model_destroy(model);
-    expect_clean(f);
-    numoe_gpu_close(gpu);
-    fake_free(f);
+    close_clean(model, gpu, f);
     model_free(m);
 }
 
@@ -494,10 +476,7 @@ Test(gpu_pipeline, a_second_fault_while_experts_give_way, .timeout = 120)
                 cr_expect(rc == 0 || rc == -EINVAL, "%d: %s", rc, error.message);
             }
             cr_expect_leq(failures, 1);
-            numoe_gpu_model_destroy(model);
-            expect_clean(f);
-            numoe_gpu_close(gpu);
-            fake_free(f);
+            close_clean(model, gpu, f);
         }
     model_free(m);
 }
@@ -555,10 +534,7 @@ Test(gpu_pipeline, experts_give_way_before_passes_get_short, .timeout = 60)
         numoe_gpu_model_report(model, &report);
         cr_expect(shortage ? passes == 2 || passes == 3 : passes == 1, "%d passes", (int)passes);
         cr_expect(shortage ? report.cells < LAYERS * EXPERTS : report.resident);
-        numoe_gpu_model_destroy(model);
-        expect_clean(f);
-        numoe_gpu_close(gpu);
-        fake_free(f);
+        close_clean(model, gpu, f);
     }
     cr_expect(same_bits(out[0], out[1], sizeof out[0]));
     model_free(m);
@@ -634,10 +610,7 @@ Test(gpu_pipeline, half_a_terabyte_is_pinned_in_chunks_and_the_first_refusal_end
             cr_expect(strstr(report.pin_refusal, "host memory"), "%s", report.pin_refusal);
             cr_expect_gt(report.ring_bytes, 0);
         }
-        numoe_gpu_model_destroy(model);
-        expect_clean(f);
-        numoe_gpu_close(gpu);
-        fake_free(f);
+        close_clean(model, gpu, f);
         model_free(m);
     }
 }
@@ -687,10 +660,7 @@ Test(gpu_pipeline, a_refused_pin_is_reported_and_cleared)
     cr_expect_gt(report.arena_bytes, report.pinned_bytes);
     cr_expect_gt(report.ring_bytes, 0);
     cr_expect(strstr(report.pin_refusal, "out of memory"), "%s", report.pin_refusal);
-    numoe_gpu_model_destroy(model);
-    expect_clean(f);
-    numoe_gpu_close(gpu);
-    fake_free(f);
+    close_clean(model, gpu, f);
     model_free(m);
 }
 
@@ -830,10 +800,7 @@ Test(gpu_pipeline, the_ring_is_on_the_node_of_the_device)
     numoe_gpu_model_report(model, &report);
     cr_expect_eq(filled_bytes, report.copied_bytes);
     cr_expect_eq(filled_node, p.os_node);
-    numoe_gpu_model_destroy(model);
-    expect_clean(f);
-    numoe_gpu_close(gpu);
-    fake_free(f);
+    close_clean(model, gpu, f);
     numoe_machine_free(machine);
     model_free(m);
 }
@@ -877,10 +844,7 @@ Test(gpu_pipeline, bf16_outputs)
                 cr_assert_eq(out[t][k], bf16_bits(b.out[t][k]), "token %d, output %d", (int)t,
                              (int)k);
     }
-    numoe_gpu_model_destroy(model);
-    expect_clean(f);
-    numoe_gpu_close(gpu);
-    fake_free(f);
+    close_clean(model, gpu, f);
     model_free(m);
 }
 
