@@ -552,5 +552,9 @@ void numoe_context_forget(struct numoe_model *model)
         finish_later(context);
         context->later_model = NULL;
     }
+    /* another model may come to lie where this one is */
+    numoe_schedule_forget(&context->schedule);
+    for (int i = 0; i < 2; i++)
+        numoe_schedule_forget(&context->later[i]);
     pthread_mutex_unlock(&context->turn);
 }

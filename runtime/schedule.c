@@ -174,7 +174,6 @@ int schedule_push_run(struct build *b, uint32_t h, uint32_t node, uint64_t first
 {
     struct numoe_schedule *s = b->s;
     const struct hit *hit = &b->hits[h];
-    const struct model_part *part = part_of(b, h, node);
     struct schedule_run *run;
     int rc = schedule_grow(s, MEMORY_RUNS, (s->run_count + 1) * sizeof *s->runs);
 
@@ -194,13 +193,11 @@ int schedule_push_run(struct build *b, uint32_t h, uint32_t node, uint64_t first
 
     run = &s->runs[s->run_count++];
     *run = (struct schedule_run){
-        .slices = part->slices + first * s->model->shape.bytes,
+        .first_slice = first,
         .slice_count = count,
-        .down_bias = part->first + first == 0
-                         ? numoe_model_down_bias(s->model, s->layer, hit->expert)
-                         : NULL,
-        .expert = hit->expert,
+        .hit = h,
         .node = node,
+        .first_pair = hit->first + token,
         .first_entry = s->entry_count,
         .tokens = tokens,
         .many = hit->many && !hit->few_form,
@@ -209,7 +206,6 @@ int schedule_push_run(struct build *b, uint32_t h, uint32_t node, uint64_t first
         const uint32_t t = b->pair_token[hit->first + i];
         struct schedule_entry *e = &s->entries[s->entry_count++];
         e->token = t;
-        e->weight = b->pair_weight[hit->first + i];
         e->add = b->token_set[t] == b->row_set;
         if (!e->add) {
             b->token_set[t] = b->row_set;
@@ -598,9 +594,6 @@ static int lay_out(struct build *b)
     const struct numoe_model *model = b->s->model;
     const struct numoe_plan *plan = model->plan;
 
-    for (uint32_t h = 0; h < b->hit_count; h++)
-        numoe_model_parts(model, b->s->layer, b->hits[h].expert,
-                          b->parts + (size_t)h * plan->node_count);
     if (model->context->batch_invariant)
         return schedule_lay_fixed(b);
     for (int many = 1; many >= 0; many--) {
@@ -642,6 +635,16 @@ static struct hit hit_of(uint64_t expert, uint32_t tokens, unsigned limit, uint8
                         .tokens = tokens,
                         .many = tokens > limit && !(fixed && extreme),
                         .few_form = extreme};
+}
+
+/* Where the hits lie. */
+static void find_parts(struct build *b)
+{
+    const struct numoe_model *model = b->s->model;
+
+    for (uint32_t h = 0; h < b->hit_count; h++)
+        numoe_model_parts(model, b->s->layer, b->hits[h].expert,
+                          b->parts + (size_t)h * model->plan->node_count);
 }
 
 /* Count experts and sort (token, weight) by expert; equal ids of a token become one entry. */
@@ -911,6 +914,108 @@ void numoe_schedule_see(struct numoe_schedule *s, uint64_t expert, bool by_worke
     s->result.expert_bytes += held.slices * held.slice_bytes + held.expert_bytes;
 }
 
+/*
+ * A layout is kept. It depends on how many tokens each hit expert has and which, on how many slices
+ * of it each node holds, and on the workers; not on which experts they are, where these lie or what
+ * they weigh. So one token's call is mostly laid out as the one before, layer after layer, and what
+ * would be as many lines of lanes and runs as cores have read is not written again. The shape is
+ * all that as numbers; it is written down for as few tokens as workers quantise for themselves,
+ * since with more no two calls are alike.
+ */
+enum { SHAPE_OF_CALL = 7, SHAPE_OF_HIT = 2 };
+
+uint64_t numoe_schedule_shape_bytes(const struct numoe_model *model, uint64_t tokens,
+                                    uint64_t top_k)
+{
+    const uint64_t few = tokens < SCHEDULE_OWN_TOKENS ? tokens : SCHEDULE_OWN_TOKENS;
+    const uint64_t pairs = few * top_k, held = numoe_plan_held(model->plan).experts;
+    const uint64_t hits = pairs < held ? pairs : held;
+
+    return (SHAPE_OF_CALL + hits * (SHAPE_OF_HIT + model->plan->node_count) + pairs) *
+           sizeof(uint64_t);
+}
+
+struct shape {
+    uint64_t *numbers, count;
+    bool differs;
+};
+
+static void note(struct shape *shape, uint64_t number)
+{
+    shape->differs |= shape->numbers[shape->count] != number;
+    shape->numbers[shape->count++] = number;
+}
+
+/* Write the shape down; *same: as it was when the layout that is there was made. */
+static int note_shape(struct build *b, uint32_t workers, bool *same)
+{
+    struct numoe_schedule *s = b->s;
+    const uint32_t nodes = s->model->plan->node_count;
+    const uint64_t had = s->shape_count;
+    struct shape shape = {0};
+    int rc;
+
+    *same = false;
+    s->shape_count = 0;
+    if (s->token_count > SCHEDULE_OWN_TOKENS)
+        return 0;
+    rc = schedule_grow(s, MEMORY_SHAPE,
+                       numoe_schedule_shape_bytes(s->model, s->token_count, s->batch.top_k));
+    if (rc)
+        return rc;
+    shape.numbers = s->memory[MEMORY_SHAPE].data;
+    note(&shape, (uintptr_t)s->model);
+    note(&shape, s->part);
+    note(&shape, s->token_count);
+    note(&shape, workers);
+    note(&shape, s->reach);
+    note(&shape, b->hit_count);
+    note(&shape, b->many_count);
+    for (uint32_t h = 0; h < b->hit_count; h++) {
+        note(&shape, b->hits[h].tokens);
+        note(&shape, (uint64_t)b->hits[h].many << 1 | b->hits[h].few_form);
+        for (uint32_t i = 0; i < nodes; i++)
+            note(&shape, part_of(b, h, i)->count);
+        for (uint32_t i = 0; i < b->hits[h].tokens; i++)
+            note(&shape, b->pair_token[b->hits[h].first + i]);
+    }
+    *same = !shape.differs && shape.count == had;
+    s->shape_count = shape.count;
+    return 0;
+}
+
+/* A core reads some 20 bytes a ns and does some 300 operations. */
+static uint64_t lane_time(const struct numoe_schedule *s)
+{
+    enum { BYTES_A_NS = 20, TOKEN_BYTES_A_NS = 80 };
+    uint64_t ns = 0;
+
+    for (uint32_t r = 0; r < s->run_count; r++) {
+        const uint64_t bytes = s->runs[r].slice_count * s->model->shape.bytes;
+
+        ns += bytes / BYTES_A_NS + bytes / TOKEN_BYTES_A_NS * s->runs[r].tokens;
+    }
+    return ns / ((uint64_t)s->lane_count + 1);
+}
+
+/* The layout anew. */
+static int lay_out_anew(struct build *b, uint32_t workers)
+{
+    struct numoe_schedule *s = b->s;
+    const struct numoe_plan *plan = s->model->plan;
+    int rc;
+
+    s->lane_count = s->run_count = s->entry_count = s->row_count = 0;
+    memset(b->load, 0, plan->worker_count * sizeof *b->load);
+    memset(b->token_set, 0, s->token_count * sizeof *b->token_set);
+    rc = lay_out(b);
+    if (!rc)
+        rc = order_lanes(b, workers);
+    if (!rc)
+        s->lane_ns = lane_time(s);
+    return rc;
+}
+
 /* The builder's arrays, widest elements first. */
 uint64_t numoe_schedule_build_bytes(const struct numoe_model *model, uint64_t tokens,
                                     uint64_t pairs, uint64_t hits)
@@ -931,9 +1036,9 @@ int numoe_schedule_build(struct numoe_schedule *s, uint32_t workers)
     uint8_t *p;
     uint32_t *count, *last;
     unsigned saved;
+    bool same = false;
     int rc;
 
-    s->lane_count = s->run_count = s->entry_count = s->row_count = 0;
     rc = schedule_renew(s, MEMORY_BUILD, numoe_schedule_build_bytes(model, T, pairs, hits));
     if (rc)
         return rc;
@@ -949,23 +1054,30 @@ int numoe_schedule_build(struct numoe_schedule *s, uint32_t workers)
     b.token_set = last + E;
     b.token_row = b.token_set + T;
     b.heap = b.token_row + T;
-    memset(b.load, 0, model->plan->worker_count * sizeof *b.load);
-    memset(b.token_set, 0, T * sizeof *b.token_set);
+    s->hits = b.hits;
+    s->parts = b.parts;
+    s->pair_weight = b.pair_weight;
 
     /* weights of equal ids are added here: not under the host's floating-point modes */
     saved = numoe_kernels_enter();
     rc = collect(&b, count, last);
     numoe_kernels_leave(saved);
-    if (!rc)
-        rc = lay_out(&b);
-    if (!rc)
+    if (!rc) {
+        find_parts(&b);
+        rc = note_shape(&b, workers, &same);
+    }
+    if (!rc && !same)
+        rc = lay_out_anew(&b, workers);
+    /* a late schedule's rows are other ones each time */
+    if (!rc && (!same || s->late || s->late_indexed))
         rc = index_rows(s);
     if (!rc)
-        rc = order_lanes(&b, workers);
-    if (!rc)
         rc = reserve_work(s, workers);
-    if (rc)
+    if (rc) {
+        numoe_schedule_forget(s);
         return rc;
+    }
+    s->late_indexed = s->late != NULL;
     for (uint32_t h = 0; h < b.hit_count; h++)
         numoe_schedule_see(s, b.hits[h].expert, true);
     return 0;
@@ -1021,6 +1133,12 @@ static uint64_t compute_run(const struct numoe_schedule *s, const struct schedul
 {
     const struct numoe_model *model = s->model;
     const struct numoe_kernels *k = model->kernels;
+    const struct model_part *part =
+        &s->parts[(size_t)run->hit * model->plan->node_count + run->node];
+    /* added once, with slice 0 */
+    const float *down_bias = part->first + run->first_slice == 0
+                                 ? numoe_model_down_bias(model, s->layer, s->hits[run->hit].expert)
+                                 : NULL;
     const uint64_t width = model->shape.hidden_tiles * NUMOE_TILE;
     const bool fixed = model->context->batch_invariant;
     const uint32_t most = run->many ? k->many_tokens : fixed && !k->forms_agree ? 1 : k->few_tokens;
@@ -1028,6 +1146,7 @@ static uint64_t compute_run(const struct numoe_schedule *s, const struct schedul
 
     for (uint32_t at = 0; at < run->tokens;) {
         const struct schedule_entry *entry = &s->entries[run->first_entry + at];
+        const float *of_pair = s->pair_weight + run->first_pair + at;
         const uint32_t tokens = run->tokens - at < most ? run->tokens - at : most;
         const void *x[RUN_TOKENS];
         float *y[RUN_TOKENS], weight[RUN_TOKENS];
@@ -1036,7 +1155,7 @@ static uint64_t compute_run(const struct numoe_schedule *s, const struct schedul
         for (uint32_t i = 0; i < tokens; i++) {
             x[i] = token_record(s, worker, entry[i].token);
             y[i] = s->rows + entry[i].row * width;
-            weight[i] = entry[i].weight;
+            weight[i] = of_pair[i];
             fresh += !entry[i].add;
         }
         /* a call adds to all of its rows or to none */
@@ -1048,9 +1167,9 @@ static uint64_t compute_run(const struct numoe_schedule *s, const struct schedul
             .shape = &model->shape,
             .activation = &model->desc.activation,
             .arithmetic = k->arithmetic,
-            .slices = run->slices,
+            .slices = part->slices + run->first_slice * model->shape.bytes,
             .slice_count = run->slice_count,
-            .down_bias = run->down_bias,
+            .down_bias = down_bias,
             .tokens = tokens,
             .x = x,
             .weight = weight,
@@ -1061,7 +1180,7 @@ static uint64_t compute_run(const struct numoe_schedule *s, const struct schedul
         };
         (run->many ? k->many : k->few)(&ffn);
         bytes += run->slice_count * model->shape.bytes +
-                 (run->down_bias ? model->plan->shape.expert_bytes : 0);
+                 (down_bias ? model->plan->shape.expert_bytes : 0);
         at += tokens;
     }
     return bytes;
@@ -1085,10 +1204,10 @@ static void run_lane(void *context, uint32_t item, uint32_t worker)
         all += bytes;
         remote += s->model->home[run->node] == home ? 0 : bytes;
         if (trace)
-            since = numoe_trace_span(trace, worker, TRACE_EXPERT, since,
-                                     (uint32_t[TRACE_ARGS]){(uint32_t)s->layer, run->expert,
-                                                            (uint32_t)run->slice_count, run->tokens,
-                                                            item});
+            since = numoe_trace_span(
+                trace, worker, TRACE_EXPERT, since,
+                (uint32_t[TRACE_ARGS]){(uint32_t)s->layer, s->hits[run->hit].expert,
+                                       (uint32_t)run->slice_count, run->tokens, item});
     }
     numoe_kernels_leave(saved);
     numoe_counter_add(&reads->bytes, all);
@@ -1163,18 +1282,9 @@ static void add_records(const struct numoe_schedule *s, struct numoe_pool_job *j
               token_ns * RECORD_TOKENS);
 }
 
-/* A core reads some 20 bytes a ns and does some 300 operations. */
 static void add_lanes(const struct numoe_schedule *s, struct numoe_pool_job *job)
 {
-    enum { BYTES_A_NS = 20, TOKEN_BYTES_A_NS = 80 };
-    uint64_t ns = 0;
-
-    for (uint32_t r = 0; r < s->run_count; r++) {
-        const uint64_t bytes = s->runs[r].slice_count * s->model->shape.bytes;
-
-        ns += bytes / BYTES_A_NS + bytes / TOKEN_BYTES_A_NS * s->runs[r].tokens;
-    }
-    add_phase(job, run_lane, s->lane_count, s->lane_first, ns / ((uint64_t)s->lane_count + 1));
+    add_phase(job, run_lane, s->lane_count, s->lane_first, s->lane_ns);
 }
 
 static void add_combine(const struct numoe_schedule *s, struct numoe_pool_job *job)

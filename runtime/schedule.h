@@ -9,13 +9,14 @@
 #include "model.h"
 #include "trace.h"
 
-/* Consecutive slices of one expert on one node, for some of its tokens. */
+/* Consecutive slices of one expert on one node, for some of its tokens. Which expert, where its
+ * slices lie and the tokens' weights are the hit's: a layout holds for any experts that are alike.
+ */
 struct schedule_run {
-    const void *slices;
-    uint64_t slice_count;
-    const float *down_bias; /* for the run that begins with slice 0; else NULL */
-    uint32_t expert, node;  /* whose slices, and the plan node in whose memory they are */
-    uint32_t first_entry;   /* entries [first_entry, first_entry + tokens) of schedule.entries */
+    uint64_t first_slice, slice_count; /* of the hit's part on the node */
+    uint32_t hit, node;                /* of schedule.hits; the plan node whose memory it is in */
+    uint32_t first_pair;  /* pairs [first_pair, first_pair + tokens) of schedule.pair_weight */
+    uint32_t first_entry; /* entries [first_entry, first_entry + tokens) of schedule.entries */
     uint32_t tokens;
     bool many;
 };
@@ -24,7 +25,6 @@ struct schedule_run {
 struct schedule_entry {
     uint32_t token;
     uint32_t row;
-    float weight;
     bool add; /* an earlier run of the lane wrote the row already */
 };
 
@@ -39,7 +39,7 @@ struct grow {
     size_t bytes;
 };
 
-enum { SCHEDULE_MEMORY_USES = 19 }; /* schedule_memory.h */
+enum { SCHEDULE_MEMORY_USES = 20 }; /* schedule_memory.h */
 
 /* Which entries of a batch a schedule computes. */
 enum schedule_part {
@@ -58,7 +58,14 @@ struct numoe_schedule {
     enum numoe_reach reach;            /* of experts with many tokens */
     struct numoe_result result;
 
-    /* filled by numoe_schedule_build */
+    /* filled by numoe_schedule_build: what is read, anew each time ... */
+    const struct hit *hits;         /* schedule_build.h */
+    const struct model_part *parts; /* [hits][plan nodes] */
+    const float *pair_weight;       /* by hit, then token */
+    /* ... and the layout, kept while calls are alike (schedule.c) */
+    uint64_t shape_count; /* numbers in memory[MEMORY_SHAPE]; 0: no layout to keep */
+    bool late_indexed;    /* token_rows has those of a late schedule */
+    uint64_t lane_ns;     /* of a lane, about */
     uint32_t lane_count, run_count, entry_count, row_count;
     struct schedule_lane *lanes;
     struct schedule_run *runs;
@@ -129,6 +136,9 @@ void numoe_schedule_deferred_jobs(struct numoe_schedule *schedule, struct numoe_
 /* What a phase with this function does. */
 enum trace_phase numoe_schedule_phase(numoe_pool_fn *run);
 
+/* The next call is laid out anew. The memory stays. */
+void numoe_schedule_forget(struct numoe_schedule *schedule);
+
 void numoe_schedule_free(struct numoe_schedule *schedule);
 
 /*
@@ -160,5 +170,7 @@ uint64_t numoe_schedule_first_bytes(const struct numoe_model *model, uint32_t wo
 uint64_t numoe_schedule_scratch(const struct numoe_model *model); /* of a worker */
 uint64_t numoe_schedule_build_bytes(const struct numoe_model *model, uint64_t tokens,
                                     uint64_t pairs, uint64_t hits);
+uint64_t numoe_schedule_shape_bytes(const struct numoe_model *model, uint64_t tokens,
+                                    uint64_t top_k);
 
 #endif

@@ -75,6 +75,11 @@ int schedule_more(struct numoe_schedule *s, enum schedule_memory use, uint64_t b
     return has_room(bytes) ? map(s, use, want, keep) : -ENOMEM;
 }
 
+void numoe_schedule_forget(struct numoe_schedule *s)
+{
+    s->shape_count = 0;
+}
+
 void numoe_schedule_free(struct numoe_schedule *s)
 {
     for (size_t i = 0; i < MEMORY_USES; i++)
@@ -191,7 +196,8 @@ static void bound(const struct numoe_model *model, uint64_t tokens, uint64_t top
 
 /* Bytes of every use. */
 static void list_bytes(const struct numoe_model *model, const struct most *most, uint64_t late_rows,
-                       uint32_t workers, bool deferred, uint64_t bytes[MEMORY_USES])
+                       uint64_t shape_bytes, uint32_t workers, bool deferred,
+                       uint64_t bytes[MEMORY_USES])
 {
     const struct numoe_slice_shape *shape = &model->shape;
     const uint64_t record = model->kernels->record_bytes(shape);
@@ -216,6 +222,7 @@ static void list_bytes(const struct numoe_model *model, const struct most *most,
     bytes[MEMORY_LANE_SORTED] = (most->lanes + 1) * sizeof(struct schedule_lane);
     bytes[MEMORY_LANE_COST] = fixed ? (most->lanes + 1) * SCHEDULE_LANE_COST_BYTES : 0;
     bytes[MEMORY_LANE_ORDER] = fixed ? (most->lanes + 1) * sizeof(uint32_t) : 0;
+    bytes[MEMORY_SHAPE] = shape_bytes;
     bytes[MEMORY_TOKEN_ENDS] = fixed ? most->rows + late_rows + 1 : 0;
 }
 
@@ -229,8 +236,9 @@ void numoe_schedule_want(const struct numoe_schedule *s, const struct numoe_mode
     bound(model, tokens, top_k, &most);
     if (late_tokens)
         bound(model, late_tokens, top_k, &late);
-    list_bytes(model, &most, late.rows, numoe_pool_worker_count(model->context->pool),
-               s->part == SCHEDULE_DEFERRED, stock->want);
+    list_bytes(model, &most, late.rows, numoe_schedule_shape_bytes(model, tokens, top_k),
+               numoe_pool_worker_count(model->context->pool), s->part == SCHEDULE_DEFERRED,
+               stock->want);
     for (int use = 0; use < MEMORY_USES; use++)
         if (stock->want[use] <= s->memory[use].bytes)
             stock->want[use] = 0;
@@ -304,6 +312,7 @@ void numoe_schedule_take(struct numoe_schedule *s, struct schedule_stock *stock)
         s->memory_bytes += stock->memory[use].bytes - old.bytes;
         s->memory[use] = stock->memory[use];
         stock->memory[use] = old;
+        numoe_schedule_forget(s);
     }
 }
 

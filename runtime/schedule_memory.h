@@ -28,6 +28,7 @@ enum schedule_memory {
     MEMORY_LANE_COST,
     MEMORY_LANE_ORDER,
     MEMORY_TOKEN_ENDS,
+    MEMORY_SHAPE,
     MEMORY_USES
 };
 _Static_assert((int)MEMORY_USES == (int)SCHEDULE_MEMORY_USES, "a place for every use");

@@ -631,57 +631,86 @@ Test(kernels_scales, byte_zero_is_a_subnormal_weight)
     }
 }
 
+/* One output of `hidden` values, in items of `step` tiles, from rows whose parts end where `ends`
+ * says, which may be NULL. */
+static void check_combine(const struct numoe_kernels *k, uint64_t hidden, uint64_t step,
+                          const uint8_t *ends)
+{
+    enum { ROWS = 5 };
+    const uint64_t tiles = (hidden + 31) / 32;
+    float *rows[ROWS], *out = malloc((hidden + 2) * sizeof *out);
+    float *want = malloc(hidden * sizeof *want);
+    uint16_t *half = malloc((hidden + 2) * sizeof *half);
+    struct numoe_combine c = {.rows = (const float *const *)rows,
+                              .ends = ends,
+                              .row_count = ROWS,
+                              .hidden = hidden,
+                              .scale = 1.5f,
+                              .add = true};
+
+    random_state = 77;
+    for (int r = 0; r < ROWS; r++) {
+        rows[r] = aligned_bytes(32 * tiles * sizeof(float));
+        for (uint64_t j = 0; j < 32 * tiles; j++)
+            rows[r][j] = random_normal();
+    }
+    for (uint64_t j = 0; j < hidden + 2; j++) {
+        out[j] = (float)j;
+        half[j] = bf16_bits((float)j);
+    }
+    for (uint64_t j = 0; j < hidden; j++) {
+        float sum = 0, part = 0;
+        for (int r = 0; r < ROWS; r++) {
+            part += rows[r][j / 32 * 32 + numoe_row_lane(j % 32)];
+            if (ends && ends[r]) {
+                sum += part;
+                part = 0;
+            }
+        }
+        want[j] = (float)j + (ends ? sum : part) * 1.5f;
+    }
+    for (int type = 0; type < 2; type++) {
+        c.type = type ? NUMOE_BF16 : NUMOE_F32;
+        c.out = type ? (void *)half : (void *)out;
+        for (uint64_t at = 0; at < tiles; at += step) {
+            c.tile_begin = at;
+            c.tile_end = at + step < tiles ? at + step : tiles;
+            k->combine(&c);
+        }
+    }
+    cr_assert_arr_eq(out, want, hidden * sizeof *want, "%s, %lu by %lu", k->name, hidden, step);
+    cr_assert_eq(out[hidden], (float)hidden);
+    for (uint64_t j = 0; j < hidden; j++)
+        cr_assert_eq(half[j], bf16_bits(want[j]), "%s, %lu by %lu: %lu", k->name, hidden, step, j);
+    cr_assert_eq(half[hidden], bf16_bits((float)hidden));
+    c.tile_begin = 0;
+    c.tile_end = tiles;
+    c.add = false;
+    c.row_count = 0;
+    k->combine(&c);
+    for (uint64_t j = 0; j < hidden; j++)
+        cr_assert_eq(half[j], 0);
+    for (int r = 0; r < ROWS; r++)
+        free(rows[r]);
+    free(out);
+    free(want);
+    free(half);
+}
+
 Test(kernels_combine, sums_rows_in_order_scales_adds_and_rounds_once)
 {
+    static const uint8_t ends[] = {0, 1, 0, 1, 1};
+
     for (int arithmetic = 1; arithmetic <= NUMOE_ARITHMETICS; arithmetic++) {
         const struct numoe_kernels *k;
-        for (size_t i = 0; (k = numoe_kernels_at(arithmetic, i)); i++) {
-            enum { H = 70, W = 96, ROWS = 5 };
-            float *rows[ROWS], out[H + 2], want[H];
-            uint16_t half[H + 2];
-
-            random_state = 77;
-            for (int r = 0; r < ROWS; r++) {
-                rows[r] = aligned_bytes(W * sizeof(float));
-                for (int j = 0; j < W; j++)
-                    rows[r][j] = random_normal();
+        for (size_t i = 0; (k = numoe_kernels_at(arithmetic, i)); i++)
+            for (int parts = 0; parts < 2; parts++) {
+                check_combine(k, 70, 3, parts ? ends : NULL);
+                /* as many tiles as are summed side by side, and a rest */
+                check_combine(k, 250, 8, parts ? ends : NULL);
+                check_combine(k, 236, 7, parts ? ends : NULL);
+                check_combine(k, 236, 3, parts ? ends : NULL);
             }
-            for (int j = 0; j < H + 2; j++) {
-                out[j] = (float)j;
-                half[j] = bf16_bits((float)j);
-            }
-            struct numoe_combine c = {.rows = (const float *const *)rows,
-                                      .row_count = ROWS,
-                                      .tile_begin = 0,
-                                      .tile_end = 3,
-                                      .hidden = H,
-                                      .scale = 1.5f,
-                                      .add = true,
-                                      .type = NUMOE_F32,
-                                      .out = out};
-            for (int j = 0; j < H; j++) {
-                float sum = 0;
-                for (int r = 0; r < ROWS; r++)
-                    sum += rows[r][j / 32 * 32 + numoe_row_lane(j % 32)];
-                want[j] = (float)j + sum * 1.5f;
-            }
-            k->combine(&c);
-            cr_assert_arr_eq(out, want, sizeof want, "%s", k->name);
-            cr_assert_eq(out[H], (float)H);
-            c.type = NUMOE_BF16;
-            c.out = half;
-            k->combine(&c);
-            for (int j = 0; j < H; j++)
-                cr_assert_eq(half[j], bf16_bits(want[j]), "%s %d", k->name, j);
-            cr_assert_eq(half[H], bf16_bits((float)H));
-            c.add = false;
-            c.row_count = 0;
-            k->combine(&c);
-            for (int j = 0; j < H; j++)
-                cr_assert_eq(half[j], 0);
-            for (int r = 0; r < ROWS; r++)
-                free(rows[r]);
-        }
     }
 }
 
