@@ -124,6 +124,7 @@ struct numoe_expert_source {
     uint64_t first_row;     /**< gate and up begin with this row, a multiple of 32; those before
                                  are not there. Biases begin with the first */
     uint64_t down_row, down_column; /**< down begins there, multiples of 64 and of 32 */
+    bool near; /**< codes lie in the caches of this core: they are not fetched ahead */
 };
 
 /** What numoe_pack_slices met. */

@@ -71,7 +71,7 @@ struct matrix {
     const struct numoe_mxfp4 *from;
     uint64_t rows, columns;
     unsigned which;
-    uint64_t ahead; /* bytes between codes of one row and those that are packed soon after */
+    uint64_t ahead; /* bytes between codes of one row and those to fetch meanwhile; 0: none */
 };
 
 /* Rows [row, row + 32) of a matrix. */
@@ -235,13 +235,13 @@ static int pack_slice(const struct numoe_slice_shape *shape,
                       const struct numoe_expert_source *source, uint64_t s, uint8_t *slice,
                       bool fast, struct numoe_pack_report *report)
 {
-    enum { AHEAD = 8 };
+    const uint64_t ahead = source->near ? 0 : 8 * PACK_PAIRS;
     const uint64_t rows = source->intermediate - source->first_row;
     const uint64_t row = 32 * s - source->first_row;
     const struct matrix gate = {&source->gate, rows, source->hidden, NUMOE_GATE,
-                                AHEAD * PACK_PAIRS * source->gate.code_step};
+                                ahead * source->gate.code_step};
     const struct matrix up = {&source->up, rows, source->hidden, NUMOE_UP,
-                              AHEAD * PACK_PAIRS * source->up.code_step};
+                              ahead * source->up.code_step};
 
     for (uint64_t b = 0; b < shape->hidden_tiles; b += PACK_PAIRS) {
         const struct pairs pairs = {{{&gate, row}, {&up, row}},
@@ -299,7 +299,8 @@ int numoe_pack_down(const struct numoe_slice_shape *shape, const struct numoe_ex
     const uint64_t row = source->down_row, column = source->down_column;
     const uint64_t all = (shape->hidden_tiles + 1) / 2, end = pair + pairs;
     const struct matrix down = {&source->down, source->hidden - row, source->intermediate - column,
-                                NUMOE_DOWN, 2 * NUMOE_TILE * source->down.code_stride};
+                                NUMOE_DOWN,
+                                source->near ? 0 : 2 * NUMOE_TILE * source->down.code_stride};
     const bool fast = has_fast();
     int rc = check(shape, source, first, count);
 

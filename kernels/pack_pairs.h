@@ -16,7 +16,8 @@ enum { SCALE_ONE = 127, SCALE_NAN = 255, SCALE_FOLD_MIN = 2, SCALE_FOLD_MAX = 25
 struct numoe_pack_side {
     const uint8_t *codes, *scales;
     uint64_t code_stride, code_step, scale_stride, scale_step;
-    uint64_t ahead; /* bytes from codes of a row to those that are packed soon after */
+    uint64_t ahead; /* bytes from codes of a row to those that are packed soon after, which are
+                       fetched; 0: nothing is */
 };
 
 /* Side 0 is tile A of each pair, side 1 tile B. */

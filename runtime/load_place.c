@@ -145,6 +145,7 @@ static int place_gate_up(const struct load *l, const struct item *item, uint8_t 
         if (code)
             return code;
         source.first_row = at * NUMOE_TILE;
+        source.near = true;
         source.gate = matrix(l, slot, parts, NUMOE_PART_GATE_CODES);
         source.up = matrix(l, slot, parts, NUMOE_PART_UP_CODES);
         code = numoe_pack_gate_up(numoe_model_shape(l->model), &source, at, count,
@@ -180,6 +181,7 @@ static int place_down(const struct load *l, const struct item *item, uint8_t *st
         if (whole)
             code = bring(l, slot, want, stage, parts, &outcome->error);
         source.down_row = at * 2 * NUMOE_TILE;
+        source.near = whole;
         if (!code)
             source.down = matrix(l, slot, parts, NUMOE_PART_DOWN_CODES);
         for (uint32_t n = begin; n < end && !code; n++) {
