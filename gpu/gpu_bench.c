@@ -459,12 +459,12 @@ int numoe_gpu_bench_layers(struct numoe_gpu_model *m, struct numoe_gpu_bench *b,
         if (in.rows)
             memset(in.rows, 0xFF, rows_bytes(m, b)); /* NaN: no output of another pass */
         rc = probe(m, &in, &links[0], error);
-        before = m->stream.copied_bytes;
+        before = gpu_tally_get(&m->stream.tally, GPU_COPIED_BYTES);
         cpu = cpu_ms();
         if (!rc)
             rc = pass(m, b, &in, true, true, &ms[TOTAL * repeat + i], error);
         cpu = cpu_ms() - cpu;
-        result->bytes = m->stream.copied_bytes - before;
+        result->bytes = gpu_tally_get(&m->stream.tally, GPU_COPIED_BYTES) - before;
         if (!rc)
             rc = probe(m, &in, &links[1], error);
         if (!rc)

@@ -104,6 +104,7 @@ static int reserve(struct numoe_gpu_model *m, uint64_t device, uint64_t half,
                 return rc;
             m->device = NULL;
             m->device_bytes = 0;
+            gpu_tally_set(&m->stream.tally, GPU_WORKSPACE_BYTES, 0);
         }
         rc = gpu_judge(gpu, ops->allocate(gpu->device, device, (void **)&m->device), error,
                        "allocating %llu MiB of workspace", (unsigned long long)(device >> 20));
@@ -112,6 +113,7 @@ static int reserve(struct numoe_gpu_model *m, uint64_t device, uint64_t half,
             return rc;
         }
         m->device_bytes = device;
+        gpu_tally_set(&m->stream.tally, GPU_WORKSPACE_BYTES, device);
     }
     half = (half + 255) / 256 * 256;
     if (half > m->half_bytes) {
@@ -620,8 +622,8 @@ void gpu_pass_end(struct numoe_gpu_model *m, uint64_t tokens, int rc)
     if (!rc)
         gpu_trace_drain(m->stream.trace);
     m->running = false;
-    m->calls += !rc;
-    m->tokens += tokens;
+    gpu_tally_add(&m->stream.tally, GPU_CALLS, !rc);
+    gpu_tally_add(&m->stream.tally, GPU_TOKENS, tokens);
 }
 
 int numoe_gpu_start(struct numoe_gpu_model *m, uint64_t layer, const struct numoe_gpu_call *call,

@@ -229,25 +229,27 @@ void numoe_gpu_model_report(const struct numoe_gpu_model *m, struct numoe_gpu_re
         return;
     }
     *report = (struct numoe_gpu_report){
-        .resident = gpu_stream_resident(s),
+        .resident = gpu_tally_get(&s->tally, GPU_RESIDENT),
         .expert_bytes = s->cell_bytes,
-        .device_bytes = s->pool_bytes + m->device_bytes,
-        .cells = s->cache.cells,
+        .device_bytes = gpu_tally_get(&s->tally, GPU_POOL_BYTES) +
+                        gpu_tally_get(&s->tally, GPU_WORKSPACE_BYTES),
+        .cells = gpu_tally_get(&s->tally, GPU_CELLS),
         .experts = m->experts,
-        .window_bytes = s->window.bytes,
+        .window_bytes = gpu_tally_get(&s->tally, GPU_WINDOW_BYTES),
         .pinned_bytes = m->pins->pinned_bytes,
+        .pinned_chunks = m->pins->count,
         .arena_bytes = m->pins->wanted_bytes,
         .ring_bytes = m->ring.gpu ? m->ring_bytes : 0,
         .ring_node = m->ring.gpu ? m->ring.node : NUMOE_NONE,
         .ring_checked = m->ring_checked,
         .ring_placed = m->ring_placed,
-        .copied_bytes = s->copied_bytes,
-        .copied_experts = s->copied_experts,
-        .found = s->found_experts,
-        .pieces = s->pieces_taken,
-        .batches = s->batches,
-        .calls = m->calls,
-        .tokens = m->tokens,
+        .copied_bytes = gpu_tally_get(&s->tally, GPU_COPIED_BYTES),
+        .copied_experts = gpu_tally_get(&s->tally, GPU_COPIED_EXPERTS),
+        .found = gpu_tally_get(&s->tally, GPU_FOUND_EXPERTS),
+        .pieces = gpu_tally_get(&s->tally, GPU_PIECES_TAKEN),
+        .batches = gpu_tally_get(&s->tally, GPU_BATCHES),
+        .calls = gpu_tally_get(&s->tally, GPU_CALLS),
+        .tokens = gpu_tally_get(&s->tally, GPU_TOKENS),
     };
     memcpy(report->pin_refusal, m->pins->refusal, sizeof report->pin_refusal);
 }

@@ -41,7 +41,6 @@ struct numoe_gpu_model {
     uint64_t experts; /* of all layers, that there are */
     bool running;     /* between start and finish */
     struct gpu_pass pass;
-    uint64_t calls, tokens;
     uint64_t ring_checked, ring_placed;
 };
 

@@ -381,7 +381,7 @@ static int send_batch(struct gpu_stream *s, struct numoe_error *error)
                        ops->copy_in_many(gpu->device, s->copies, s->batch_to, s->batch_from,
                                          s->batch_bytes, s->batch_count),
                        error, "copying experts");
-        s->batches++;
+        gpu_tally_add(&s->tally, GPU_BATCHES, 1);
     } else {
         for (uint32_t i = 0; !rc && i < s->batch_count; i++)
             rc = gpu_judge(gpu,
@@ -390,7 +390,7 @@ static int send_batch(struct gpu_stream *s, struct numoe_error *error)
                            error, "copying experts");
     }
     for (uint32_t i = 0; !rc && i < s->batch_count; i++)
-        s->copied_bytes += s->batch_bytes[i];
+        gpu_tally_add(&s->tally, GPU_COPIED_BYTES, s->batch_bytes[i]);
     s->batch_count = 0;
     return rc;
 }
@@ -422,7 +422,7 @@ static int send_staged(struct gpu_stream *s, const uint8_t *from, uint64_t to, u
     if (rc)
         return rc;
     *sent = bytes;
-    s->copied_bytes += bytes;
+    gpu_tally_add(&s->tally, GPU_COPIED_BYTES, bytes);
     return 0;
 }
 
@@ -445,7 +445,7 @@ static int fill(struct gpu_stream *s, bool block, bool *stuck, struct numoe_erro
 
     *stuck = false;
     if (!s->table_sent) {
-        s->copied_before = s->copied_bytes;
+        s->copied_before = gpu_tally_get(&s->tally, GPU_COPIED_BYTES);
         s->copying =
             gpu_trace_begin(s->trace, NUMOE_GPU_SPAN_COPY, s->jobs[p->job].layer, s->copies);
         rc = send_table(s, error);
@@ -489,10 +489,10 @@ static int fill(struct gpu_stream *s, bool block, bool *stuck, struct numoe_erro
     }
     if (!*stuck) {
         gpu_trace_end(s->trace, s->copying, s->copies, p->end - p->first,
-                      s->copied_bytes - s->copied_before);
+                      gpu_tally_get(&s->tally, GPU_COPIED_BYTES) - s->copied_before);
         s->copying = NULL;
         p->state = GPU_PIECE_QUEUED;
-        s->copied_experts += p->end - p->first;
+        gpu_tally_add(&s->tally, GPU_COPIED_EXPERTS, p->end - p->first);
         s->filling = NULL;
     }
     return 0;
@@ -565,6 +565,7 @@ int gpu_stream_pump(struct gpu_stream *s, bool *more, struct numoe_error *error)
 int gpu_stream_begin(struct gpu_stream *s, uint64_t layer, const uint32_t *need,
                      const uint32_t *asked, uint64_t tokens, struct numoe_error *error)
 {
+    uint64_t found = 0;
     int rc;
 
     if (s->in_call)
@@ -584,7 +585,8 @@ int gpu_stream_begin(struct gpu_stream *s, uint64_t layer, const uint32_t *need,
         start_job(s, s->current, layer);
     }
     for (uint32_t e = 0; e < s->source->experts; e++)
-        s->found_experts += need[e] && gpu_cache_holds(&s->cache, layer, e);
+        found += need[e] && gpu_cache_holds(&s->cache, layer, e);
+    gpu_tally_add(&s->tally, GPU_FOUND_EXPERTS, found);
     gpu_cache_heat(&s->cache, layer, asked ? asked : need, tokens);
     list_experts(s, &s->jobs[s->current], need);
     s->need = need;
@@ -764,7 +766,7 @@ int gpu_stream_next(struct gpu_stream *s, void *on, struct gpu_part *part,
             return rc;
         mark_computing(s, on);
         p->state = GPU_PIECE_TAKEN;
-        s->pieces_taken++;
+        gpu_tally_add(&s->tally, GPU_PIECES_TAKEN, 1);
         part->piece = p;
         part->slice_at = p->table;
         return 0;

@@ -8,6 +8,7 @@
 
 #include "gpu_cache.h"
 #include "gpu_pinned.h"
+#include "gpu_tally.h"
 #include "gpu_trace.h"
 #include "gpu_window.h"
 
@@ -85,9 +86,10 @@ struct gpu_stream {
 
     struct gpu_trace *trace; /* NULL: nobody is told */
     struct gpu_mark *copying, *computing;
-    uint64_t copied_before; /* copied_bytes when the piece began to be filled */
+    uint64_t copied_before; /* bytes, when the piece began to be filled */
 
-    uint64_t jobs_begun, copied_bytes, copied_experts, found_experts, pieces_taken, batches;
+    uint64_t jobs_begun;
+    struct gpu_tally tally;
 };
 
 /* From one table to the next: they begin aligned. */

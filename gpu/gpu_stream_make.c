@@ -54,14 +54,23 @@ static uint64_t table_bytes(const struct gpu_stream *s)
     return (s->source->layers + GPU_PIECES) * gpu_stream_table_step(s);
 }
 
-/* Device memory of the cells and the window, at most so much, and less while there is too little.
- */
 /* The smallest: a window of two experts, and the slice of zeros. */
 static uint64_t least_pool(const struct gpu_stream *s)
 {
     return 2 * s->cell_bytes + (s->uneven ? s->source->shape.bytes : 0);
 }
 
+/* For who reads while calls run. */
+static void tell_sizes(struct gpu_stream *s)
+{
+    gpu_tally_set(&s->tally, GPU_POOL_BYTES, s->pool_bytes);
+    gpu_tally_set(&s->tally, GPU_WINDOW_BYTES, s->window.bytes);
+    gpu_tally_set(&s->tally, GPU_CELLS, s->cache.cells);
+    gpu_tally_set(&s->tally, GPU_RESIDENT, gpu_stream_resident(s));
+}
+
+/* Device memory of the cells and the window, at most so much, and less while there is too little.
+ */
 static int make_pool(struct gpu_stream *s, uint64_t most, struct numoe_error *error)
 {
     struct numoe_gpu *gpu = s->gpu;
@@ -83,6 +92,7 @@ static int make_pool(struct gpu_stream *s, uint64_t most, struct numoe_error *er
             s->pool_bytes = bytes;
             s->window.bytes = window;
             rc = gpu_cache_resize(&s->cache, (uint32_t)cells, s->wanted);
+            tell_sizes(s);
             /* before every copy of weights, and so before every computation */
             if (!rc && s->uneven)
                 rc = gpu_judge(gpu,
@@ -356,5 +366,6 @@ int gpu_stream_shrink(struct gpu_stream *s, uint64_t bytes, struct numoe_error *
     gpu_window_forget(&s->window);
     s->pool = NULL;
     s->pool_bytes = 0;
+    tell_sizes(s);
     return gpu_stream_remake(s, had > bytes ? had - bytes : 0, error);
 }

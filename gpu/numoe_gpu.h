@@ -438,6 +438,7 @@ struct numoe_gpu_report {
     uint64_t cells, experts;             /**< experts that there is room for, of how many */
     uint64_t window_bytes;               /**< that the others pass through */
     uint64_t pinned_bytes, arena_bytes;  /**< of host memory: pinned, in all */
+    uint64_t pinned_chunks;              /**< registrations that it is pinned by */
     uint64_t ring_bytes;                 /**< staging for the rest */
     uint32_t ring_node;                  /**< OS index it was asked for on; NUMOE_NONE */
     uint64_t ring_checked, ring_placed;  /**< its pages looked at; of them, on that node */
@@ -448,6 +449,7 @@ struct numoe_gpu_report {
     uint64_t calls, tokens;
 };
 
+/** @thread any, also while calls run: each number is whole, two of them may be a moment apart */
 void numoe_gpu_model_report(const struct numoe_gpu_model *model, struct numoe_gpu_report *report);
 
 /* ---- forms of the kernels, and which is chosen -------------------------------------------------

@@ -7,6 +7,7 @@
 #include "cli_output.h"
 #include "cli_tune.h"
 #include "numoe_gpu.h"
+#include "stats_print.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -161,45 +162,49 @@ int cli_topo_json(const struct numoe_machine *machine, const struct numoe_warnin
     return rc;
 }
 
-/* Where the staging for what is not pinned lies; nothing without one. */
-static void print_ring(const struct numoe_gpu_report *report)
+/* How a GPU gets at host memory, and what has come over its link. */
+static void print_row(uint32_t index, const struct numoe_gpu_stats *g)
 {
-    if (!report->ring_bytes)
-        return;
-    printf("staging for the rest: %" PRIu64 " MiB ", report->ring_bytes >> 20);
-    if (report->ring_node == NUMOE_NONE)
-        printf("wherever the system put it");
+    printf("GPU %" PRIu32 ", %s %s%s: ", index, g->name, g->bus, g->lost ? ", lost" : "");
+    if (g->pinning == NUMOE_PINNING_NONE)
+        printf("no host memory to copy from");
     else
-        printf("on node %" PRIu32, report->ring_node);
-    if (report->ring_checked && report->ring_node != NUMOE_NONE)
-        printf(", %.0f %% of it there",
-               100 * (double)report->ring_placed / (double)report->ring_checked);
-    if (*report->pin_refusal)
-        printf("; %s", report->pin_refusal);
-    putchar('\n');
+        printf("%.2f of %.2f GB of host memory pinned in place, %" PRIu64 " chunks",
+               (double)g->pinned_bytes / 1e9, (double)g->arena_bytes / 1e9, g->pinned_chunks);
+    if (g->ring_bytes) {
+        printf("; staging for the rest: %" PRIu64 " MiB ", g->ring_bytes >> 20);
+        if (g->ring_node == UINT32_MAX)
+            printf("wherever the system put it");
+        else
+            printf("on node %" PRIu32, g->ring_node);
+        if (g->ring_checked_bytes && g->ring_node != UINT32_MAX)
+            printf(", %.0f %% of it there",
+                   100 * (double)g->ring_placed_bytes / (double)g->ring_checked_bytes);
+    }
+    if (*g->pin_refusal)
+        printf("; %s", g->pin_refusal);
+    printf("\n  %.2f GB copied: %" PRIu64 " experts, computed in %" PRIu64 " pieces; %" PRIu64
+           " were there when they were asked for\n",
+           (double)g->copied_bytes / 1e9, g->copied_experts, g->pieces, g->found_experts);
 }
 
-void cli_print_gpu(const struct numoe_model_info *info, const struct numoe_stats *stats,
+void cli_print_gpu(const struct numoe_model_info *info, const struct stats_snapshot *stats,
                    const struct numoe_gpu_report *report)
 {
     if (!*info->gpu) {
         printf("computed on the CPU, not on a GPU: %s\n", info->gpu_note);
         return;
     }
-    printf("computed on %s: %" PRIu64 " of %" PRIu64 " calls; %s; ", info->gpu, stats->gpu_calls,
-           stats->calls, info->gpu_note);
+    printf("computed on %s: %" PRIu64 " of %" PRIu64 " calls; %s; ", info->gpu,
+           stats->all.gpu_calls, stats->all.calls, info->gpu_note);
     if (info->gpu_resident)
         printf("all experts stay in device memory");
     else
         printf("room for %" PRIu64 " of %" PRIu64 " experts to stay in device memory",
                info->gpu_experts, report->experts);
-    printf(" (%.2f GB); %.2f of %.2f GB of host memory pinned\n", (double)info->gpu_bytes / 1e9,
-           (double)info->gpu_pinned_bytes / 1e9, (double)info->resident_bytes / 1e9);
-    printf("%.2f GB copied: %" PRIu64 " experts in %" PRIu64 " pieces; %" PRIu64
-           " were there when they were asked for\n",
-           (double)report->copied_bytes / 1e9, report->copied_experts, report->pieces,
-           report->found);
-    print_ring(report);
+    printf(" (%.2f GB)\n", (double)info->gpu_bytes / 1e9);
+    for (uint32_t g = 0; g < stats->all.gpus; g++)
+        print_row(g, &stats->gpus[g]);
 }
 
 static void set_ring(json_t *object, const struct numoe_gpu_report *report)
@@ -215,19 +220,23 @@ static void set_ring(json_t *object, const struct numoe_gpu_report *report)
     json_object_set_new(object, "ring_placed_bytes", json_integer((json_int_t)report->ring_placed));
 }
 
-json_t *cli_gpu_json(const struct numoe_model_info *info, const struct numoe_stats *stats,
+json_t *cli_gpu_json(const struct numoe_model_info *info, const struct stats_snapshot *stats,
                      const struct numoe_gpu_report *report)
 {
     json_t *object = json_pack(
         "{s:s, s:s, s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "name", info->gpu, "note",
         info->gpu_note, "resident", (int)info->gpu_resident, "cells", (json_int_t)info->gpu_experts,
         "device_bytes", (json_int_t)info->gpu_bytes, "pinned_bytes",
-        (json_int_t)info->gpu_pinned_bytes, "calls", (json_int_t)stats->gpu_calls, "tokens",
-        (json_int_t)stats->gpu_tokens, "copied_bytes", (json_int_t)report->copied_bytes,
+        (json_int_t)info->gpu_pinned_bytes, "calls", (json_int_t)stats->all.gpu_calls, "tokens",
+        (json_int_t)stats->all.gpu_tokens, "copied_bytes", (json_int_t)report->copied_bytes,
         "copied_experts", (json_int_t)report->copied_experts, "found_experts",
         (json_int_t)report->found, "pieces", (json_int_t)report->pieces);
+    json_t *rows = json_array();
 
     set_ring(object, report);
+    for (uint32_t g = 0; g < stats->all.gpus; g++)
+        json_array_append_new(rows, numoe_stats_gpu_json(&stats->gpus[g], g));
+    json_object_set_new(object, "gpus", rows);
     return object;
 }
 

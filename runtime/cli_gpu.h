@@ -14,11 +14,12 @@ int cli_bench_gpu(const struct cli_values *values);
 /* numoe bench --gpu --share. Returns an exit code. */
 int cli_bench_share(const struct cli_values *values);
 
-/* What of a run a GPU did, and why not more. */
+/* What of a run GPUs did, all of them and each, and why not more. */
 struct numoe_gpu_report;
-void cli_print_gpu(const struct numoe_model_info *info, const struct numoe_stats *stats,
+struct stats_snapshot;
+void cli_print_gpu(const struct numoe_model_info *info, const struct stats_snapshot *stats,
                    const struct numoe_gpu_report *report);
-struct json_t *cli_gpu_json(const struct numoe_model_info *info, const struct numoe_stats *stats,
+struct json_t *cli_gpu_json(const struct numoe_model_info *info, const struct stats_snapshot *stats,
                             const struct numoe_gpu_report *report);
 
 /* The GPUs of this machine with locality, and whether each can be used; none is looked at with mode

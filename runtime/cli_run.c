@@ -6,6 +6,7 @@
 #include "cli_output.h"
 #include "cli_stats.h"
 #include "numoe_gpu.h"
+#include "stats_print.h"
 
 #include <inttypes.h>
 #include <jansson.h>
@@ -31,7 +32,7 @@ struct report {
     double limit, worst; /* relative L2 */
     bool gpu_asked;
     struct numoe_gpu_report gpu;
-    struct numoe_stats stats;
+    struct stats_snapshot stats;
     json_t *stats_json; /* of --stats with --json */
 };
 
@@ -275,7 +276,7 @@ static json_t *json_of_report(const char *directory, const struct report *report
         "experts_per_token", (json_int_t)info->desc.experts_per_token, "hidden",
         (json_int_t)info->desc.hidden, "intermediate", (json_int_t)info->desc.intermediate,
         "machine", "cpu", report->machine->cpu_model, "workers", (json_int_t)info->worker_count,
-        "workers_pinned", (json_int_t)report->stats.workers_pinned, "kernels", info->kernels,
+        "workers_pinned", (json_int_t)report->stats.all.workers_pinned, "kernels", info->kernels,
         "load", "bytes", (json_int_t)info->checkpoint_bytes, "seconds",
         cli_json_number(info->load_seconds), "io", info->io_path, "resident_seconds",
         cli_json_number(info->resident_seconds), "placing_seconds",
@@ -350,14 +351,15 @@ static int run(const struct cli_values *values)
     if (code)
         goto destroy;
     report.gpu_asked = values->gpu || *report.info.gpu;
-    report.stats.size = sizeof report.stats;
-    numoe_stats_get(context, &report.stats);
+    code = cli_stats_take(context, &report.stats);
+    if (code)
+        goto destroy;
     if (numoe_model_gpu(model))
         numoe_gpu_model_report(numoe_model_gpu(model), &report.gpu);
     numoe_model_info(model, &report.info);
     if (values->json) {
         if (values->stats != CLI_STATS_OFF)
-            report.stats_json = cli_stats_json(context);
+            report.stats_json = numoe_stats_json(&report.stats);
         code = cli_print_json(json_of_report(values->directory, &report));
     } else {
         print_text(values->directory, &report);
@@ -382,6 +384,7 @@ static int run(const struct cli_values *values)
 destroy:
     free(report.cells);
     free(report.nodes);
+    numoe_stats_snapshot_free(&report.stats);
     numoe_model_destroy(model);
 close:
     cli_progress_end();

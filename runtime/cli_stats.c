@@ -17,6 +17,13 @@ static int refuse(int rc)
     return rc == -ENOMEM ? CLI_NO_ROOM : CLI_FAILURE;
 }
 
+int cli_stats_take(struct numoe *context, struct stats_snapshot *snapshot)
+{
+    const int rc = numoe_stats_snapshot(context, snapshot);
+
+    return rc ? refuse(rc) : CLI_OK;
+}
+
 /* Upper bound, in microseconds, of the bucket that the quantile falls in. */
 static double wake_us(const struct numoe_work_stats *work, double quantile)
 {
@@ -90,10 +97,10 @@ static void print_nodes(const struct stats_snapshot *s)
 static int print_text(struct numoe *context)
 {
     struct stats_snapshot snapshot;
-    int rc = numoe_stats_snapshot(context, &snapshot);
+    const int code = cli_stats_take(context, &snapshot);
 
-    if (rc)
-        return refuse(rc);
+    if (code)
+        return code;
     print_workers(&snapshot);
     print_nodes(&snapshot);
     numoe_stats_snapshot_free(&snapshot);
@@ -118,24 +125,6 @@ int cli_print_stats(const struct cli_values *values, struct numoe *context)
     if (rc && rc != -EIO) /* which cli_flush finds */
         return refuse(rc);
     return cli_flush(CLI_OK);
-}
-
-json_t *cli_stats_json(struct numoe *context)
-{
-    struct stats_snapshot snapshot;
-    json_t *object;
-    int rc = numoe_stats_snapshot(context, &snapshot);
-
-    if (rc) {
-        refuse(rc);
-        return json_null();
-    }
-    object = numoe_stats_json(&snapshot);
-    numoe_stats_snapshot_free(&snapshot);
-    if (object)
-        return object;
-    refuse(-ENOMEM);
-    return json_null();
 }
 
 int cli_trace_open(const char *path, FILE **file)

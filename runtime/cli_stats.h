@@ -7,13 +7,14 @@
 #include <stdio.h>
 
 struct cli_values;
-struct json_t;
 
 /* Print what --stats asks for, if anything, after the rest. Returns an exit code. */
 int cli_print_stats(const struct cli_values *values, struct numoe *context);
 
-/* For --json; null, with an error printed, when it cannot be had. */
-struct json_t *cli_stats_json(struct numoe *context);
+/* All stats as they are now, to be freed with numoe_stats_snapshot_free. Returns an exit code, with
+ * an error printed. */
+struct stats_snapshot;
+int cli_stats_take(struct numoe *context, struct stats_snapshot *snapshot);
 
 /* Open the file of --trace before anything else is done; path NULL: none, *file stays as it is.
  * Returns an exit code. */

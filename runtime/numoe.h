@@ -608,6 +608,42 @@ struct numoe_stats {
     uint32_t models;
     bool timed;                   /**< numoe_options.stats: times are measured */
     struct numoe_work_stats work; /**< of all workers */
+    uint32_t gpus;                /**< for numoe_stats_gpu; 0: the CPU computes */
+};
+
+/** How a GPU gets at the host memory that experts are copied from. */
+enum numoe_pinning {
+    NUMOE_PINNING_NONE,     /**< not at all: no model has any for it */
+    NUMOE_PINNING_IN_PLACE, /**< pinned where it lies, in chunks */
+    NUMOE_PINNING_MIXED,    /**< some of it is; the rest goes through staging */
+    NUMOE_PINNING_STAGING   /**< all of it goes through a ring of pinned buffers */
+};
+
+/** One GPU of the context, and what the context's models have on it. */
+struct numoe_gpu_stats {
+    size_t size;
+    uint32_t device; /**< CUDA's number; of several GPUs some may be the same */
+    uint32_t models; /**< that it computes */
+    char name[96];
+    char bus[24];     /**< PCI address */
+    uint32_t os_node; /**< nearest memory node; UINT32_MAX: not known */
+    bool lost;        /**< a fault has made it unusable; the CPU computes instead */
+    enum numoe_pinning pinning;
+    uint64_t arena_bytes, pinned_bytes; /**< of host memory for all of a model's GPUs: in all, and
+                                             pinned where it lies ... */
+    uint64_t pinned_chunks;             /**< ... in so many registrations */
+    char pin_refusal[160];              /**< why not all is pinned; "" */
+    uint64_t ring_bytes;                /**< staging of this GPU for the rest */
+    uint32_t ring_node; /**< OS index that it was asked for on; UINT32_MAX: none in particular */
+    uint64_t ring_checked_bytes, ring_placed_bytes; /**< of its pages looked at, on that node */
+    uint64_t device_bytes;                          /**< of its memory taken */
+    uint64_t window_bytes;                          /**< of them, that experts pass through */
+    uint64_t cells, experts;                        /**< experts that have room to stay, of so many
+                                                         that are its */
+    uint64_t calls, tokens;                         /**< that it had a part in */
+    uint64_t copied_bytes, copied_experts;          /**< over its link */
+    uint64_t found_experts;                         /**< asked for that were there */
+    uint64_t pieces, batches; /**< parts computed as they came; copies queued as one */
 };
 
 #define NUMOE_STATS_INIT                                                                           \
@@ -623,18 +659,24 @@ struct numoe_stats {
     {                                                                                              \
         .size = sizeof(struct numoe_node_stats)                                                    \
     }
+#define NUMOE_GPU_STATS_INIT                                                                       \
+    {                                                                                              \
+        .size = sizeof(struct numoe_gpu_stats)                                                     \
+    }
 
 /**
  * Counters since open; none ever falls. Structs are the caller's, filled as far as size says.
  * numoe_stats_worker: of worker 0 .. numoe_stats.workers - 1. numoe_stats_node: of node 0 ..
- * numoe_stats.nodes - 1; it may look at where pages are, which takes milliseconds.
- * @return 0; -EINVAL; numoe_stats_node: -ECHILD as numoe_forward
+ * numoe_stats.nodes - 1; it may look at where pages are, which takes milliseconds. numoe_stats_gpu:
+ * of GPU 0 .. numoe_stats.gpus - 1, in the order of numoe_options.gpu_devices.
+ * @return 0; -EINVAL; numoe_stats_node and _gpu: -ECHILD as numoe_forward
  * @thread any, also while calls run; each number is exact, two of them may be a moment apart
  */
 int numoe_stats_get(const struct numoe *context, struct numoe_stats *stats);
 int numoe_stats_worker(const struct numoe *context, uint32_t worker,
                        struct numoe_worker_stats *stats);
 int numoe_stats_node(struct numoe *context, uint32_t node, struct numoe_node_stats *stats);
+int numoe_stats_gpu(struct numoe *context, uint32_t gpu, struct numoe_gpu_stats *stats);
 
 /**
  * All of these as one JSON object, or in Prometheus' text exposition format. docs/stats.md lists

@@ -1,5 +1,5 @@
 /*
- * What a context has done: counters of calls, workers and nodes, and where models' pages are.
+ * What a context has done: counters of calls, workers, nodes and GPUs, and where models' pages are.
  *
  * SPDX-License-Identifier: Apache-2.0
  */
@@ -13,6 +13,13 @@
 _Static_assert((int)NUMOE_DISTANCES == (int)NUMOE_POOL_DISTANCES &&
                    (int)NUMOE_SAME_MACHINE == (int)NUMOE_POOL_ELSEWHERE,
                "the pool's distances are those of the stats");
+_Static_assert(sizeof(((struct numoe_gpu_stats *)0)->name) ==
+                       sizeof(((struct numoe_gpu_properties *)0)->name) &&
+                   sizeof(((struct numoe_gpu_stats *)0)->bus) ==
+                       sizeof(((struct numoe_gpu_properties *)0)->bus) &&
+                   sizeof(((struct numoe_gpu_stats *)0)->pin_refusal) ==
+                       sizeof(((struct numoe_gpu_report *)0)->pin_refusal),
+               "words about GPUs are copied whole");
 
 #define PLACEMENT_NS ((uint64_t)60 * 1000000000) /* pages are looked at again after so long */
 
@@ -188,6 +195,79 @@ int numoe_stats_node(struct numoe *context, uint32_t node, struct numoe_node_sta
     return give(stats, stats->size, &now, sizeof now);
 }
 
+/* ---- GPUs ------------------------------------------------------------------------------------ */
+
+static uint32_t gpu_count(const struct numoe *context)
+{
+    return context->gpu ? 1 + context->more_gpu_count : 0;
+}
+
+static enum numoe_pinning pinning_of(const struct numoe_gpu_stats *stats)
+{
+    return stats->arena_bytes == 0                     ? NUMOE_PINNING_NONE
+           : stats->pinned_bytes == stats->arena_bytes ? NUMOE_PINNING_IN_PLACE
+           : stats->pinned_bytes                       ? NUMOE_PINNING_MIXED
+                                                       : NUMOE_PINNING_STAGING;
+}
+
+static void add_model(struct numoe_gpu_stats *stats, const struct numoe_gpu_report *report)
+{
+    stats->models++;
+    stats->arena_bytes += report->arena_bytes;
+    stats->pinned_bytes += report->pinned_bytes;
+    stats->pinned_chunks += report->pinned_chunks;
+    if (!*stats->pin_refusal)
+        memcpy(stats->pin_refusal, report->pin_refusal, sizeof stats->pin_refusal);
+    if (!stats->ring_bytes)
+        stats->ring_node = report->ring_node;
+    stats->ring_bytes += report->ring_bytes;
+    stats->ring_checked_bytes += report->ring_checked;
+    stats->ring_placed_bytes += report->ring_placed;
+    stats->device_bytes += report->device_bytes;
+    stats->window_bytes += report->window_bytes;
+    stats->cells += report->cells;
+    stats->experts += report->experts;
+    stats->calls += report->calls;
+    stats->tokens += report->tokens;
+    stats->copied_bytes += report->copied_bytes;
+    stats->copied_experts += report->copied_experts;
+    stats->found_experts += report->found;
+    stats->pieces += report->pieces;
+    stats->batches += report->batches;
+}
+
+int numoe_stats_gpu(struct numoe *context, uint32_t index, struct numoe_gpu_stats *stats)
+{
+    const struct numoe_gpu_properties *properties;
+    struct numoe_gpu_stats now = {.ring_node = UINT32_MAX};
+    const struct numoe_gpu *gpu;
+
+    if (!context || !stats || index >= gpu_count(context))
+        return -EINVAL;
+    if (numoe_pool_forked(context->pool))
+        return -ECHILD;
+    gpu = index ? context->more_gpus[index - 1] : context->gpu;
+    properties = numoe_gpu_get(gpu);
+    now.device = properties->index;
+    now.os_node = properties->locality_known ? properties->os_node : UINT32_MAX;
+    memcpy(now.name, properties->name, sizeof now.name);
+    memcpy(now.bus, properties->bus, sizeof now.bus);
+    now.lost = numoe_gpu_health(gpu, NULL) != 0;
+    /* a model is on a GPU from before it is in the list until it has left it */
+    pthread_mutex_lock(&context->models_lock);
+    for (struct numoe_model *model = context->models; model; model = model->next) {
+        struct numoe_gpu_report report;
+
+        if (!model->gpu)
+            continue;
+        numoe_gpu_model_report(numoe_gpu_model_part(model->gpu, index), &report);
+        add_model(&now, &report);
+    }
+    pthread_mutex_unlock(&context->models_lock);
+    now.pinning = pinning_of(&now);
+    return give(stats, stats->size, &now, sizeof now);
+}
+
 /* ---- all ------------------------------------------------------------------------------------- */
 
 int numoe_stats_get(const struct numoe *context, struct numoe_stats *stats)
@@ -208,6 +288,7 @@ int numoe_stats_get(const struct numoe *context, struct numoe_stats *stats)
     now.gpu_tokens = load(&context->gpu_tokens);
     now.uptime_ns = numoe_now_ns() - context->opened_ns;
     now.nodes = context->plan->node_count;
+    now.gpus = gpu_count(context);
     now.models = (uint32_t)load(&context->model_count);
     now.timed = context->timed;
     now.workers = numoe_pool_worker_count(context->pool);

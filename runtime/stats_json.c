@@ -11,6 +11,13 @@ const char *const numoe_distance_names[NUMOE_DISTANCES] = {
     [NUMOE_SAME_MACHINE] = "machine",
 };
 
+const char *const numoe_pinning_names[] = {
+    [NUMOE_PINNING_NONE] = "none",
+    [NUMOE_PINNING_IN_PLACE] = "in-place",
+    [NUMOE_PINNING_MIXED] = "mixed",
+    [NUMOE_PINNING_STAGING] = "staging",
+};
+
 int numoe_stats_snapshot(struct numoe *context, struct stats_snapshot *snapshot)
 {
     int rc;
@@ -21,7 +28,8 @@ int numoe_stats_snapshot(struct numoe *context, struct stats_snapshot *snapshot)
         return rc;
     snapshot->workers = calloc(snapshot->all.workers, sizeof *snapshot->workers);
     snapshot->nodes = calloc(snapshot->all.nodes, sizeof *snapshot->nodes);
-    if (!snapshot->workers || !snapshot->nodes)
+    snapshot->gpus = calloc((size_t)snapshot->all.gpus + 1, sizeof *snapshot->gpus);
+    if (!snapshot->workers || !snapshot->nodes || !snapshot->gpus)
         rc = -ENOMEM;
     for (uint32_t w = 0; w < snapshot->all.workers && !rc; w++) {
         snapshot->workers[w] = (struct numoe_worker_stats)NUMOE_WORKER_STATS_INIT;
@@ -30,6 +38,10 @@ int numoe_stats_snapshot(struct numoe *context, struct stats_snapshot *snapshot)
     for (uint32_t n = 0; n < snapshot->all.nodes && !rc; n++) {
         snapshot->nodes[n] = (struct numoe_node_stats)NUMOE_NODE_STATS_INIT;
         rc = numoe_stats_node(context, n, &snapshot->nodes[n]);
+    }
+    for (uint32_t g = 0; g < snapshot->all.gpus && !rc; g++) {
+        snapshot->gpus[g] = (struct numoe_gpu_stats)NUMOE_GPU_STATS_INIT;
+        rc = numoe_stats_gpu(context, g, &snapshot->gpus[g]);
     }
     if (rc)
         numoe_stats_snapshot_free(snapshot);
@@ -40,6 +52,7 @@ void numoe_stats_snapshot_free(struct stats_snapshot *snapshot)
 {
     free(snapshot->workers);
     free(snapshot->nodes);
+    free(snapshot->gpus);
     *snapshot = (struct stats_snapshot){0};
 }
 
@@ -156,6 +169,56 @@ static json_t *node_json(const struct stats_snapshot *s, uint32_t index)
     return object;
 }
 
+static json_t *node_or_null(uint32_t os_index)
+{
+    return os_index == UINT32_MAX ? json_null() : json_integer(os_index);
+}
+
+json_t *numoe_stats_gpu_json(const struct numoe_gpu_stats *gpu, uint32_t index)
+{
+    const struct {
+        const char *name;
+        uint64_t value;
+    } rows[] = {
+        {"gpu", index},
+        {"device", gpu->device},
+        {"models", gpu->models},
+        {"arena_bytes", gpu->arena_bytes},
+        {"pinned_bytes", gpu->pinned_bytes},
+        {"pinned_chunks", gpu->pinned_chunks},
+        {"ring_bytes", gpu->ring_bytes},
+        {"ring_checked_bytes", gpu->ring_checked_bytes},
+        {"ring_placed_bytes", gpu->ring_placed_bytes},
+        {"device_bytes", gpu->device_bytes},
+        {"window_bytes", gpu->window_bytes},
+        {"cells", gpu->cells},
+        {"experts", gpu->experts},
+        {"calls", gpu->calls},
+        {"tokens", gpu->tokens},
+        {"copied_bytes", gpu->copied_bytes},
+        {"copied_experts", gpu->copied_experts},
+        {"found_experts", gpu->found_experts},
+        {"pieces", gpu->pieces},
+        {"batches", gpu->batches},
+    };
+    json_t *object = json_object();
+    bool ok =
+        set(object, "name", json_string(gpu->name)) && set(object, "bus", json_string(gpu->bus)) &&
+        set(object, "node", node_or_null(gpu->os_node)) &&
+        set(object, "lost", json_boolean(gpu->lost)) &&
+        set(object, "path", json_string(numoe_pinning_names[gpu->pinning])) &&
+        set(object, "pin_refusal", json_string(gpu->pin_refusal)) &&
+        set(object, "ring_node", gpu->ring_bytes ? node_or_null(gpu->ring_node) : json_null());
+
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+        ok = set_number(object, rows[i].name, rows[i].value) && ok;
+    if (!ok) {
+        json_decref(object);
+        return NULL;
+    }
+    return object;
+}
+
 json_t *numoe_stats_json(const struct stats_snapshot *s)
 {
     const struct {
@@ -177,6 +240,7 @@ json_t *numoe_stats_json(const struct stats_snapshot *s)
         {"workers_pinned", s->all.workers_pinned},
     };
     json_t *root = json_object(), *workers = json_array(), *nodes = json_array();
+    json_t *gpus = json_array();
     bool ok = set(root, "timed", json_boolean(s->all.timed));
 
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
@@ -185,9 +249,12 @@ json_t *numoe_stats_json(const struct stats_snapshot *s)
         ok = json_array_append_new(workers, worker_json(s, w)) == 0 && ok;
     for (uint32_t n = 0; n < s->all.nodes; n++)
         ok = json_array_append_new(nodes, node_json(s, n)) == 0 && ok;
+    for (uint32_t g = 0; g < s->all.gpus; g++)
+        ok = json_array_append_new(gpus, numoe_stats_gpu_json(&s->gpus[g], g)) == 0 && ok;
     ok = set(root, "wake_bounds_ns", bounds_json()) && ok;
     ok = set(root, "workers", workers) && ok;
     ok = set(root, "nodes", nodes) && ok;
+    ok = set(root, "gpus", gpus) && ok;
     if (!ok) {
         json_decref(root);
         return NULL;

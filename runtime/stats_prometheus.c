@@ -21,6 +21,7 @@ struct column {
 
 #define WORK(field) offsetof(struct numoe_worker_stats, work.field)
 #define NODE(field) offsetof(struct numoe_node_stats, field)
+#define GPU(field) offsetof(struct numoe_gpu_stats, field)
 
 static const struct column worker_columns[] = {
     {.name = "numoe_worker_items_total", .help = "Pieces of work run.", .offset = WORK(items)},
@@ -77,6 +78,70 @@ static const struct column node_columns[] = {
      .help = "Bytes of these on the node that was planned.",
      .offset = NODE(placed_bytes),
      .gauge = true},
+};
+
+static const struct column gpu_columns[] = {
+    {.name = "numoe_gpu_arena_bytes",
+     .help = "Bytes of host memory that experts are copied from.",
+     .offset = GPU(arena_bytes),
+     .gauge = true},
+    {.name = "numoe_gpu_pinned_bytes",
+     .help = "Bytes of it that are pinned where they lie.",
+     .offset = GPU(pinned_bytes),
+     .gauge = true},
+    {.name = "numoe_gpu_pinned_chunks",
+     .help = "Registrations that they are pinned by.",
+     .offset = GPU(pinned_chunks),
+     .gauge = true},
+    {.name = "numoe_gpu_ring_bytes",
+     .help = "Bytes of pinned staging for what is not.",
+     .offset = GPU(ring_bytes),
+     .gauge = true},
+    {.name = "numoe_gpu_ring_checked_bytes",
+     .help = "Bytes of staging whose place was looked at.",
+     .offset = GPU(ring_checked_bytes),
+     .gauge = true},
+    {.name = "numoe_gpu_ring_placed_bytes",
+     .help = "Bytes of these on the node that was asked for.",
+     .offset = GPU(ring_placed_bytes),
+     .gauge = true},
+    {.name = "numoe_gpu_device_bytes",
+     .help = "Bytes of device memory taken.",
+     .offset = GPU(device_bytes),
+     .gauge = true},
+    {.name = "numoe_gpu_window_bytes",
+     .help = "Bytes of these that experts pass through.",
+     .offset = GPU(window_bytes),
+     .gauge = true},
+    {.name = "numoe_gpu_cells",
+     .help = "Experts that there is room for to stay.",
+     .offset = GPU(cells),
+     .gauge = true},
+    {.name = "numoe_gpu_experts",
+     .help = "Experts that it computes.",
+     .offset = GPU(experts),
+     .gauge = true},
+    {.name = "numoe_gpu_device_calls_total",
+     .help = "Calls that the device had a part in.",
+     .offset = GPU(calls)},
+    {.name = "numoe_gpu_device_tokens_total",
+     .help = "Tokens of these calls.",
+     .offset = GPU(tokens)},
+    {.name = "numoe_gpu_copied_bytes_total",
+     .help = "Bytes of experts copied over the link.",
+     .offset = GPU(copied_bytes)},
+    {.name = "numoe_gpu_copied_experts_total",
+     .help = "Experts copied over the link.",
+     .offset = GPU(copied_experts)},
+    {.name = "numoe_gpu_found_experts_total",
+     .help = "Experts asked for that were on the device.",
+     .offset = GPU(found_experts)},
+    {.name = "numoe_gpu_pieces_total",
+     .help = "Parts of layers that were computed as they came.",
+     .offset = GPU(pieces)},
+    {.name = "numoe_gpu_batches_total",
+     .help = "Copies that were queued as one.",
+     .offset = GPU(batches)},
 };
 
 static void put_head(FILE *out, const char *name, const char *type, const char *help)
@@ -204,6 +269,73 @@ static void put_nodes(FILE *out, const struct stats_snapshot *s)
                 s->nodes[n].bound);
 }
 
+/* In quotes; what comes from drivers may have any character. */
+static void put_label(FILE *out, const char *name, const char *value)
+{
+    fprintf(out, ",%s=\"", name);
+    for (; *value; value++) {
+        if (*value == '\\' || *value == '"')
+            fputc('\\', out);
+        if (*value == '\n')
+            fputs("\\n", out);
+        else
+            fputc(*value, out);
+    }
+    fputc('"', out);
+}
+
+static void put_gpu_label(FILE *out, const struct stats_snapshot *s, uint32_t g)
+{
+    fprintf(out, "gpu=\"%" PRIu32 "\",device=\"%" PRIu32 "\"", g, s->gpus[g].device);
+}
+
+static void put_node_label(FILE *out, const char *name, bool known, uint32_t os_index)
+{
+    fprintf(out, ",%s=\"", name);
+    if (known)
+        fprintf(out, "%" PRIu32, os_index);
+    fputc('"', out);
+}
+
+static void put_gpus(FILE *out, const struct stats_snapshot *s)
+{
+    if (!s->all.gpus)
+        return;
+    put_head(out, "numoe_gpu_info", "gauge",
+             "What each GPU is, how it gets at host memory, and why not all of it is pinned.");
+    for (uint32_t g = 0; g < s->all.gpus; g++) {
+        const struct numoe_gpu_stats *gpu = &s->gpus[g];
+
+        fputs("numoe_gpu_info{", out);
+        put_gpu_label(out, s, g);
+        put_label(out, "name", gpu->name);
+        put_label(out, "bus", gpu->bus);
+        put_node_label(out, "node", gpu->os_node != UINT32_MAX, gpu->os_node);
+        put_label(out, "path", numoe_pinning_names[gpu->pinning]);
+        put_label(out, "reason", gpu->pin_refusal);
+        put_node_label(out, "ring_node", gpu->ring_bytes && gpu->ring_node != UINT32_MAX,
+                       gpu->ring_node);
+        fputs("} 1\n", out);
+    }
+    put_head(out, "numoe_gpu_lost", "gauge", "Whether a fault has made the GPU unusable.");
+    for (uint32_t g = 0; g < s->all.gpus; g++) {
+        fputs("numoe_gpu_lost{", out);
+        put_gpu_label(out, s, g);
+        fprintf(out, "} %d\n", s->gpus[g].lost);
+    }
+    for (size_t c = 0; c < sizeof gpu_columns / sizeof gpu_columns[0]; c++) {
+        const struct column *column = &gpu_columns[c];
+
+        put_head(out, column->name, column->gauge ? "gauge" : "counter", column->help);
+        for (uint32_t g = 0; g < s->all.gpus; g++) {
+            fprintf(out, "%s{", column->name);
+            put_gpu_label(out, s, g);
+            fputs("} ", out);
+            put_value(out, column, &s->gpus[g]);
+        }
+    }
+}
+
 static void put_all(FILE *out, const struct stats_snapshot *s)
 {
     const struct {
@@ -259,6 +391,7 @@ int numoe_stats_print_prometheus(struct numoe *context, FILE *out)
     put_pinned(out, &snapshot);
     put_wakes(out, &snapshot);
     put_nodes(out, &snapshot);
+    put_gpus(out, &snapshot);
     numoe_stats_snapshot_free(&snapshot);
     return fflush(out) || ferror(out) ? -EIO : 0;
 }

@@ -17,10 +17,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { EXPOSITION_METRICS = 64 };
+enum { EXPOSITION_METRICS = 96 };
 
 struct exposition_sample {
-    char series[256]; /* name and labels as written */
+    char series[512]; /* name and labels as written */
     double value;
 };
 
@@ -76,9 +76,7 @@ static inline size_t exposition_labels(const char *p)
         if (!name || p[n] != '=' || p[n + 1] != '"')
             return 0;
         for (n += 2; p[n] != '"'; n++) {
-            if (p[n] == '\\')
-                n++;
-            if (!p[n] || (p[n - 1] == '\\' && !strchr("\\\"n", p[n])))
+            if (!p[n] || (p[n] == '\\' && (!p[++n] || !strchr("\\\"n", p[n]))))
                 return 0;
         }
         if (p[++n] == '}')
@@ -172,7 +170,7 @@ static inline const char *exposition_sample(struct exposition *e, const char *li
     size_t name = exposition_name(line), labels = 0;
     bool histogram = strcmp(e->type, "histogram") == 0;
     struct exposition_sample sample;
-    char suffix[16] = "", text[256] = "";
+    char suffix[16] = "", text[512] = "";
     char *end;
 
     if (!*metric || !name || name < strlen(metric) || strncmp(line, metric, strlen(metric)) != 0 ||
