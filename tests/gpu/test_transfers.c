@@ -5,71 +5,10 @@
  */
 #include <criterion/criterion.h>
 
-#include "../support/experts.h"
 #include "fake_device.h"
-#include "gpu_model.h"
+#include "transfer_patterns.h"
 
-enum { LAYERS = 5, EXPERTS = 24, SLICES = 5, REGIONS = 3, SLICE_BYTES = 128 };
-
-static uint8_t *arena_of[REGIONS];
-static uint64_t start[REGIONS][LAYERS * EXPERTS + 1]; /* slices */
-static uint32_t generations[LAYERS];
 static uint64_t checked;
-
-/* Slices of expert q in a region, some experts having none in some. */
-static uint64_t slices_in(uint64_t q, uint32_t region)
-{
-    const uint64_t first = q % (SLICES + 1), second = first + q * 7 % (SLICES + 1 - first);
-    return region == 0 ? first : region == 1 ? second - first : SLICES - second;
-}
-
-static uint64_t pattern(uint64_t layer, uint64_t e, uint64_t slice, uint64_t generation)
-{
-    return (((generation * LAYERS + layer) * EXPERTS + e) * SLICES + slice + 1) *
-           0x9E3779B97F4A7C15u;
-}
-
-static void paint(uint64_t layer)
-{
-    for (uint64_t e = 0; e < EXPERTS; e++) {
-        const uint64_t q = layer * EXPERTS + e;
-        uint64_t slice = 0;
-        for (uint32_t r = 0; r < REGIONS; r++)
-            for (uint64_t i = start[r][q]; i < start[r][q + 1]; i++, slice++) {
-                uint64_t *words = (uint64_t *)(void *)(arena_of[r] + i * SLICE_BYTES);
-                for (int w = 0; w < SLICE_BYTES / 8; w++)
-                    words[w] = pattern(layer, e, slice, generations[layer]) + (uint64_t)w;
-            }
-    }
-}
-
-static void arena(void *user, uint32_t index, void **address, uint64_t *bytes)
-{
-    (void)user;
-    *address = arena_of[index];
-    *bytes = start[index][LAYERS * EXPERTS] * SLICE_BYTES;
-}
-
-static uint64_t place(void *user, uint64_t layer, uint64_t e, uint32_t index,
-                      const uint8_t **address)
-{
-    const uint64_t q = layer * EXPERTS + e;
-    (void)user;
-    *address = arena_of[index] + start[index][q] * SLICE_BYTES;
-    return start[index][q + 1] - start[index][q];
-}
-
-static bool present(void *user, uint64_t layer, uint64_t e)
-{
-    (void)user;
-    return layer != 1 || e != 7;
-}
-
-static uint32_t generation(void *user, uint64_t layer)
-{
-    (void)user;
-    return generations[layer];
-}
 
 /* A launch: x_stride is the layer, out_stride the generation. */
 static void check(struct fake *f, const struct numoe_cuda_ffn *c)
@@ -85,12 +24,10 @@ static void check(struct fake *f, const struct numoe_cuda_ffn *c)
                     fake_wrong(f, "a slice outside of device memory");
                     return;
                 }
-                for (int w = 0; w < SLICE_BYTES / 8; w++)
-                    if (((const uint64_t *)(const void *)from)[w] !=
-                        pattern(c->x_stride, e, s, c->out_stride) + (uint64_t)w) {
-                        fake_wrong(f, "an expert is not what it was when it was called for");
-                        return;
-                    }
+                if (!has_pattern(from, c->x_stride, e, s, c->out_stride)) {
+                    fake_wrong(f, "an expert is not what it was when it was called for");
+                    return;
+                }
             }
             checked++;
         }
@@ -101,27 +38,8 @@ static uint64_t run_seed(uint64_t seed)
 {
     struct fake *f = fake_make(seed);
     struct numoe_gpu_properties p = {.name = "Fake", .os_node = NUMOE_NONE};
-    const struct numoe_gpu_source source = {
-        .shape = {.hidden = 32, .hidden_tiles = 1, .bytes = SLICE_BYTES},
-        .layers = LAYERS,
-        .experts = EXPERTS,
-        .slices = SLICES,
-        .region_count = REGIONS,
-        .arena = arena,
-        .place = place,
-        .present = present,
-        .generation = generation,
-    };
-    const uint64_t expert = SLICES * SLICE_BYTES;
-    const struct numoe_gpu_model_options options = {
-        .stream = seed % 5 == 0,
-        .cache_bytes = expert * (1 + seed * 13 % (LAYERS * EXPERTS)),
-        .window_bytes = expert * (2 + seed % 50),
-        .piece_bytes = 1 + seed % 3 * 500,
-        .chunk_bytes = seed % 2 ? 4096 : 0,
-        .ring_bytes = 1 << (14 + seed % 3),
-        .no_pinning = seed % 4 == 3,
-    };
+    const struct numoe_gpu_source source = patterns_source();
+    const struct numoe_gpu_model_options options = patterns_options(seed);
     struct numoe_gpu_report report;
     struct numoe_gpu_model *model;
     struct numoe_gpu *gpu;
@@ -173,7 +91,7 @@ static uint64_t run_seed(uint64_t seed)
             paint(changed);
         }
         if (random_u64() % 100 == 0)
-            gpu_stream_shrink(s, expert, NULL);
+            gpu_stream_shrink(s, SLICES * SLICE_BYTES, NULL);
         (void)asked;
     }
     numoe_gpu_model_report(model, &report);
@@ -191,19 +109,12 @@ Test(gpu_transfers, a_hundred_thousand_patterns_arrive, .timeout = 300)
     uint64_t copied = 0;
 
     random_state = 4;
-    for (uint64_t q = 0; q < LAYERS * EXPERTS; q++)
-        for (uint32_t r = 0; r < REGIONS; r++)
-            start[r][q + 1] = start[r][q] + slices_in(q, r);
-    for (uint32_t r = 0; r < REGIONS; r++)
-        arena_of[r] = calloc(start[r][LAYERS * EXPERTS] + 1, SLICE_BYTES);
-    for (uint64_t layer = 0; layer < LAYERS; layer++)
-        paint(layer);
+    patterns_make();
     for (uint64_t seed = 1; seed <= 60; seed++)
         copied += run_seed(seed);
     cr_log_info("%llu experts copied, %llu checked", (unsigned long long)copied,
                 (unsigned long long)checked);
     cr_expect_gt(copied, 100000);
     cr_expect_gt(checked, copied / 2);
-    for (uint32_t r = 0; r < REGIONS; r++)
-        free(arena_of[r]);
+    patterns_free();
 }
