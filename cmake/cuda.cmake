@@ -3,6 +3,7 @@
 # when it is first called, so nothing of CUDA is needed to start a program.
 set(NUMOE_CUDA AUTO CACHE STRING "GPU support: AUTO (when the CUDA toolkit is found), ON or OFF")
 set_property(CACHE NUMOE_CUDA PROPERTY STRINGS AUTO ON OFF)
+option(NUMOE_CUDA_SANITIZE "GPU code whose order compute-sanitizer sees: for ./dev sanitize-gpu" OFF)
 option(NUMOE_CUDA_FULL "GPU code for every supported architecture, not only for everyday ones" OFF)
 
 set(NUMOE_HAVE_CUDA OFF)
@@ -53,6 +54,8 @@ endfunction()
 function(numoe_add_kernels target)
   add_library(${target} OBJECT ${ARGN})
   target_include_directories(${target} PRIVATE ${NUMOE_BASE_INCLUDE} kernels kernels/cuda)
+  target_compile_definitions(${target} PRIVATE
+    $<$<BOOL:${NUMOE_CUDA_SANITIZE}>:NUMOE_EVERY_LANE_ARRIVES>)
   # nvcc's launch stubs keep a function's address in a static: racing threads write the same.
   # Line numbers are for profilers, which the full build with all its images does not carry along.
   target_compile_options(${target} PRIVATE $<$<NOT:$<BOOL:${NUMOE_CUDA_FULL}>>:-lineinfo>

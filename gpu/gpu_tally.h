@@ -1,7 +1,7 @@
 /*
- * gpu_tally.h - numbers of a model on a device that anyone may read while calls run. One thread at a
- * time writes, whoever has the model's turn; a reader gets each number whole, and two of them may be
- * a moment apart. So both sides are relaxed: no number says that another is there.
+ * gpu_tally.h - numbers of a model on a device that anyone may read while calls run. One thread at
+ * a time writes, whoever has the model's turn; a reader gets each number whole, and two of them may
+ * be a moment apart. So both sides are relaxed: no number says that another is there.
  *
  * SPDX-License-Identifier: Apache-2.0
  */

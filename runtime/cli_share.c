@@ -27,7 +27,8 @@ static const uint32_t default_tokens[] = {1, 4, 16, 64, 256, 1024, 4096};
 
 struct share_cell {
     uint64_t tokens;
-    double ms[WAYS], rel_l2[WAYS];
+    double ms[WAYS]; /* a call's, mean: one call may copy what the next one computes with */
+    double ms_median[WAYS], ms_p10[WAYS], ms_p90[WAYS], copied_bytes[WAYS], rel_l2[WAYS];
     double hit_bytes;   /* mean of a call */
     double found_bytes; /* of them, on the GPU when they were asked for; GPU alone */
     double link_ms;     /* that the rest takes over the link */
@@ -161,6 +162,7 @@ static int measure_way(struct share_bench *s, uint32_t way, uint64_t tokens,
         code = call(s, &b, tokens, i % s->desc.layers, &result, &values[i]);
         if (code)
             break;
+        cell->ms[way] += values[i] / repeat;
         hit += (double)result.expert_bytes / repeat;
         numoe_gpu_shared(s->model, &shared);
         rate =
@@ -174,7 +176,10 @@ static int measure_way(struct share_bench *s, uint32_t way, uint64_t tokens,
     numoe_gpu_model_report(numoe_model_gpu(s->model), &after);
     if (!code)
         code = check(s, &b, tokens, (repeat - 1) % s->desc.layers, &cell->rel_l2[way]);
-    cell->ms[way] = median(values, repeat);
+    cell->copied_bytes[way] = (double)(after.copied_bytes - before.copied_bytes) / repeat;
+    cell->ms_median[way] = median(values, repeat);
+    cell->ms_p10[way] = numoe_bench_quantile(values, repeat, 0.1);
+    cell->ms_p90[way] = numoe_bench_quantile(values, repeat, 0.9);
     if (way == 1) {
         cell->hit_bytes = hit;
         cell->found_bytes =
@@ -240,6 +245,14 @@ static json_t *json_of(const struct share_bench *s)
             char key[32];
             snprintf(key, sizeof key, "%s_ms", ways[w]);
             json_object_set_new(object, key, cli_json_number(c->ms[w]));
+            snprintf(key, sizeof key, "%s_ms_median", ways[w]);
+            json_object_set_new(object, key, cli_json_number(c->ms_median[w]));
+            snprintf(key, sizeof key, "%s_ms_p10", ways[w]);
+            json_object_set_new(object, key, cli_json_number(c->ms_p10[w]));
+            snprintf(key, sizeof key, "%s_ms_p90", ways[w]);
+            json_object_set_new(object, key, cli_json_number(c->ms_p90[w]));
+            snprintf(key, sizeof key, "%s_copied_bytes", ways[w]);
+            json_object_set_new(object, key, cli_json_number(c->copied_bytes[w]));
             snprintf(key, sizeof key, "%s_rel_l2", ways[w]);
             json_object_set_new(object, key, cli_json_number(c->rel_l2[w]));
         }

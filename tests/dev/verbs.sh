@@ -6,7 +6,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
 "$dev" >"$work/list"
-for verb in run test fuzz bench manynode bundle format lint install clean; do
+for verb in run test fuzz bench manynode bundle sanitize-gpu format lint install clean; do
     grep -q "^  $verb " "$work/list" || { echo "$verb is not listed"; exit 1; }
 done
 status=0

@@ -55,11 +55,10 @@ static void arenas_fill(const uint32_t *weight)
 {
     for (uint32_t a = 0; a < ARENAS; a++) {
         for (uint64_t q = 0; q < LAYERS * EXPERTS; q++)
-            starts[a][q + 1] =
-                starts[a][q] + boundary(weight, q, a + 1) - boundary(weight, q, a);
+            starts[a][q + 1] = starts[a][q] + boundary(weight, q, a + 1) - boundary(weight, q, a);
         /* pages of their own: a driver pins no part of one twice */
-        arenas[a] = aligned_alloc(
-            4096, (starts[a][LAYERS * EXPERTS] * shape.bytes + 4095) / 4096 * 4096);
+        arenas[a] =
+            aligned_alloc(4096, (starts[a][LAYERS * EXPERTS] * shape.bytes + 4095) / 4096 * 4096);
         for (uint64_t q = 0; q < LAYERS * EXPERTS; q++)
             memcpy(arenas[a] + starts[a][q] * shape.bytes,
                    whole + (q * SLICES + boundary(weight, q, a)) * shape.bytes,
@@ -240,8 +239,8 @@ static bool as_divided(const struct numoe_gpu_model *model, const struct divisio
                 "divided otherwise"))
         return false;
     for (uint32_t i = 0; i < d->devices; i++)
-        ok = expect(model->several->parts[i].regions == ARENAS / d->groups, "device %u has %u arenas",
-                    i, model->several->parts[i].regions) &&
+        ok = expect(model->several->parts[i].regions == ARENAS / d->groups,
+                    "device %u has %u arenas", i, model->several->parts[i].regions) &&
              ok;
     return ok;
 }
@@ -292,9 +291,9 @@ static bool run_case(const struct division *d, int way, bool small)
             gpus[i]->properties.os_node = i % d->nodes;
         }
     }
-    ok = ok && expect(!numoe_gpu_model_create_over(gpus, d->devices, &source, &options, &model,
-                                                   &error),
-                      "model: %s", error.message);
+    ok = ok &&
+         expect(!numoe_gpu_model_create_over(gpus, d->devices, &source, &options, &model, &error),
+                "model: %s", error.message);
     ok = ok && as_divided(model, d) && calls(model, small);
     numoe_gpu_model_destroy(model);
     for (uint32_t i = 0; i < d->devices; i++)

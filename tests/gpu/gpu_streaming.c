@@ -311,10 +311,12 @@ static bool as_on_cpu(struct world *w)
     return ok;
 }
 
-/* Layers large enough for the link to count, copied while the one before computes. */
-static bool overlaps(uint64_t tokens)
+/* Layers large enough for the link to count, copied while the one before computes. small: of a size
+ * and in a time that nothing is said about. */
+static bool overlaps(uint64_t tokens, bool small)
 {
-    enum { MANY = 32, ROUNDS = 5 };
+    enum { ROUNDS = 5 };
+    const uint64_t many = small ? 8 : 32;
     struct numoe_options options = NUMOE_OPTIONS_INIT;
     struct numoe_model_desc desc = NUMOE_MODEL_DESC_INIT;
     struct numoe_error error = NUMOE_ERROR_INIT;
@@ -331,10 +333,10 @@ static bool overlaps(uint64_t tokens)
     options.gpu = NUMOE_GPU_ON;
     options.gpu_stream = true;
     desc.layers = LAYERS;
-    desc.experts = MANY;
+    desc.experts = many;
     desc.experts_per_token = TOP_K;
-    desc.hidden = 2048;
-    desc.intermediate = 1024;
+    desc.hidden = small ? 256 : 2048;
+    desc.intermediate = small ? 128 : 1024;
     desc.activation = (struct numoe_activation){.kind = NUMOE_SILU};
     desc.arithmetic = NUMOE_EXACT;
     x = malloc(tokens * desc.hidden * sizeof *x);
@@ -344,23 +346,23 @@ static bool overlaps(uint64_t tokens)
     for (uint64_t i = 0; i < tokens * desc.hidden; i++)
         x[i] = bf16_bits(random_normal());
     for (uint64_t i = 0; i < tokens * TOP_K; i++) {
-        ids[i] = (int32_t)(random_u64() >> 20 & 0xFFFF) % MANY;
+        ids[i] = (int32_t)(random_u64() >> 20 & 0xFFFF) % (int32_t)many;
         routing[i] = 1.0f / TOP_K;
     }
     ok = expect(!numoe_open(&options, &context, &error), "open: %s", error.message) &&
          expect(!numoe_model_create(context, &desc, &model, &error), "model: %s", error.message);
-    for (uint64_t i = 0; ok && i < (uint64_t)LAYERS * MANY; i++) {
+    for (uint64_t i = 0; ok && i < LAYERS * many; i++) {
         const struct numoe_expert_weights weights = {.size = sizeof weights,
                                                      .gate = expert.source.gate,
                                                      .up = expert.source.up,
                                                      .down = expert.source.down};
-        ok = expect(!numoe_expert_load(model, i / MANY, i % MANY, &weights, &error), "expert: %s",
+        ok = expect(!numoe_expert_load(model, i / many, i % many, &weights, &error), "expert: %s",
                     error.message);
     }
     struct numoe_gpu_bench bench = {.tokens = tokens,
                                     .top_k = TOP_K,
                                     .routings = 1,
-                                    .repeat = ROUNDS,
+                                    .repeat = small ? 1 : ROUNDS,
                                     .x = x,
                                     .ids = ids,
                                     .routing = routing,
@@ -372,9 +374,9 @@ static bool overlaps(uint64_t tokens)
     if (ok)
         printf("%d tokens: %.2f ms a pass, copies alone %.2f, computing alone %.2f\n", (int)tokens,
                result.total_ms, result.copy_ms, result.compute_ms);
-    ok =
-        ok && expect(result.total_ms <= 1.3 * longest, "%d tokens: %.2f ms is more than 1.3 x %.2f",
-                     (int)tokens, result.total_ms, longest);
+    ok = ok && expect(small || result.total_ms <= 1.3 * longest,
+                      "%d tokens: %.2f ms is more than 1.3 x %.2f", (int)tokens, result.total_ms,
+                      longest);
     numoe_model_destroy(model);
     numoe_close(context);
     test_expert_free(&expert);
@@ -384,7 +386,7 @@ static bool overlaps(uint64_t tokens)
     return ok;
 }
 
-/* "small": without what is measured, for a sanitizer. */
+/* "small": what is measured is not judged, for a sanitizer. */
 int main(int argc, char **argv)
 {
     const bool small = argc > 1 && !strcmp(argv[1], "small");
@@ -393,7 +395,7 @@ int main(int argc, char **argv)
 
     if (numoe_gpu_count(&error) <= 0) {
         printf("skipped: %s\n", error.message);
-        skipped = small ? TESTS - 2 : TESTS;
+        skipped = TESTS;
     }
     for (int v = 0; !skipped && v < 8; v++) {
         char name[96];
@@ -423,8 +425,12 @@ int main(int argc, char **argv)
         world_free(&w);
     }
     devices = NULL;
-    for (int v = 0; !skipped && !small && v < 2; v++)
-        count(overlaps(v ? 2048 : 64), v ? "overlap, many tokens" : "overlap, few tokens");
+    for (int v = 0; !skipped && v < 2; v++)
+        count(overlaps(v       ? (small ? 256 : 2048)
+                       : small ? 8
+                               : 64,
+                       small),
+              v ? "overlap, many tokens" : "overlap, few tokens");
     printf("%d passed, %d failed, %d skipped\n", passed, failed, skipped);
     return failed != 0;
 }

@@ -113,8 +113,7 @@ static uint32_t back_fetch(struct gpu_stream *s, const struct gpu_part *part, ui
                                  part->weights + table[e * SLICES + i] * 64ull, SLICE_BYTES,
                                  cudaMemcpyDeviceToHost, s->compute),
                  "a slice");
-            back.of[back.count++] =
-                (struct fetched){generations[layer], (uint8_t)layer, e, i};
+            back.of[back.count++] = (struct fetched){generations[layer], (uint8_t)layer, e, i};
         }
         experts++;
     }

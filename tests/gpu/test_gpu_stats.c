@@ -1,6 +1,7 @@
 /*
  * What stats say of GPUs, one and several: how each gets at host memory, how much of it is pinned
- * and why not more, and what it did; as a struct, as JSON, as Prometheus text, and in a run's report.
+ * and why not more, and what it did; as a struct, as JSON, as Prometheus text, and in a run's
+ * report.
  */
 #include <errno.h>
 #include <jansson.h>

@@ -53,7 +53,7 @@ static inline void arena(void *user, uint32_t index, void **address, uint64_t *b
 }
 
 static inline uint64_t place(void *user, uint64_t layer, uint64_t e, uint32_t index,
-                      const uint8_t **address)
+                             const uint8_t **address)
 {
     const uint64_t q = layer * EXPERTS + e;
     (void)user;
@@ -92,8 +92,8 @@ static inline void patterns_make(void)
             start[r][q + 1] = start[r][q] + slices_in(q, r);
     /* at pages: a driver pins no part of one twice */
     for (uint32_t r = 0; r < REGIONS; r++)
-        arena_of[r] = aligned_alloc(
-            4096, (start[r][LAYERS * EXPERTS] * SLICE_BYTES + 4096) / 4096 * 4096);
+        arena_of[r] =
+            aligned_alloc(4096, (start[r][LAYERS * EXPERTS] * SLICE_BYTES + 4096) / 4096 * 4096);
     for (uint64_t layer = 0; layer < LAYERS; layer++)
         paint(layer);
 }
