@@ -673,6 +673,7 @@ static int give_kept(struct gpu_stream *s, const struct gpu_job *job, void *on,
     if (rc)
         return rc;
     part->slice_at = gpu_stream_table(s, s->tables, job->layer);
+    s->kept_open = true;
     mark_computing(s, on);
     return 0;
 }
@@ -794,6 +795,8 @@ int gpu_stream_done(struct gpu_stream *s, void *on, const struct gpu_part *part,
     if (!rc && p)
         rc = gpu_judge(gpu, gpu->ops->event_record(gpu->device, p->used, on), error,
                        "marking the end of a piece");
+    if (!rc && !p)
+        s->kept_open = false;
     if (rc || !p)
         return rc;
     p->state = GPU_PIECE_SPENT;
@@ -812,10 +815,14 @@ int gpu_stream_done(struct gpu_stream *s, void *on, const struct gpu_part *part,
 void gpu_stream_end(struct gpu_stream *s, void *on)
 {
     struct numoe_gpu *gpu = s->gpu;
-    bool waited = false;
+    bool waited = s->kept_open;
 
     if (!s->in_call)
         return;
+    /* no event stands behind what reads the cells, which may be given to others from now on */
+    if (s->kept_open)
+        gpu_judge(gpu, gpu->ops->stream_sync(gpu->device, on), NULL, "the failed call");
+    s->kept_open = false;
     for (uint32_t i = 0; i < s->window.count; i++) {
         struct gpu_piece *p = gpu_window_piece(&s->window, i);
         if (p->job != s->current || p->state != GPU_PIECE_TAKEN)

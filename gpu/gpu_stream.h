@@ -70,6 +70,7 @@ struct gpu_stream {
     const uint32_t *need;     /* [experts] of the current job: tokens; between begin and end */
     uint64_t tokens;          /* of the last call that said so: what the next pieces are sized by */
     bool in_call, kept_given; /* kept_given: the part of experts that stay */
+    bool kept_open;           /* and it is not done with */
     uint32_t *everything;     /* [experts] ones */
     uint32_t *slices_had;     /* [experts] scratch */
 

@@ -110,11 +110,50 @@ Test(gpu_transfers, a_hundred_thousand_patterns_arrive, .timeout = 300)
 
     random_state = 4;
     patterns_make();
-    for (uint64_t seed = 1; seed <= 60; seed++)
+    for (uint64_t seed = 1; seed <= 120; seed++)
         copied += run_seed(seed);
     cr_log_info("%llu experts copied, %llu checked", (unsigned long long)copied,
                 (unsigned long long)checked);
     cr_expect_gt(copied, 100000);
     cr_expect_gt(checked, copied / 2);
+    patterns_free();
+}
+
+/* Experts that stay, taken and not done with: their cells are not given on before they were read.
+ */
+Test(gpu_transfers, what_stays_is_waited_for_when_a_call_is_given_up, .timeout = 60)
+{
+    struct fake *f = fake_make(5); /* nothing happens unless it is waited for */
+    struct numoe_gpu_properties p = {.name = "Fake", .os_node = NUMOE_NONE};
+    const struct numoe_gpu_source source = patterns_source();
+    const struct numoe_gpu_model_options options = {.keep_free_bytes = 4 << 20};
+    struct numoe_cuda_ffn c = {.x_stride = 0};
+    struct numoe_gpu_model *model;
+    struct fake_stream *compute;
+    struct numoe_gpu *gpu;
+    struct gpu_stream *s;
+    struct gpu_part part;
+
+    patterns_make();
+    f->instead = check;
+    cr_assert_eq(gpu_wrap(&fake_ops, f, &p, NULL, &gpu), 0);
+    cr_assert_eq(numoe_gpu_model_create(gpu, &source, &options, &model, NULL), 0);
+    s = &model->stream;
+    compute = s->compute;
+    cr_assert_eq(gpu_stream_visit(s, 0, s->everything, NULL), 0);
+    cr_assert_eq(gpu_stream_begin(s, 0, s->everything, NULL, 3, NULL), 0);
+    cr_assert_eq(gpu_stream_next(s, compute, &part, NULL), 0);
+    cr_assert_not_null(part.slice_at);
+    cr_assert_null(part.piece);
+    c.weights = part.weights;
+    c.slice_at = part.slice_at;
+    cr_assert_eq(fake_launch(f, compute, &c), 0);
+    cr_assert_neq(compute->head, compute->tail);
+    gpu_stream_end(s, compute);
+    cr_expect_eq(compute->head, compute->tail, "its computation is still to come");
+    numoe_gpu_model_destroy(model);
+    cr_expect_eq(f->wrong, 0, "%s", f->text);
+    numoe_gpu_close(gpu);
+    fake_free(f);
     patterns_free();
 }
