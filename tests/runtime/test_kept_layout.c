@@ -1,6 +1,6 @@
 /*
- * A call that is like the one before keeps its layout: the same bits as laid out anew, whatever came
- * in between, and biases, weights and slices of its own experts.
+ * A call that is like the one before keeps its layout: the same bits as laid out anew, whatever
+ * came in between, and biases, weights and slices of its own experts.
  */
 #include <criterion/criterion.h>
 
