@@ -23,9 +23,12 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <liburing.h>
+#include <linux/capability.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -514,6 +517,30 @@ static void pread_one(struct numoe_reader *r)
     complete(r, block, got < 0 ? -errno : got, false);
 }
 
+/* Whether what is locked counts against the limit. */
+static bool is_limited(void)
+{
+    struct __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
+    struct __user_cap_data_struct data[2] = {{0}};
+
+    return syscall(SYS_capget, &header, data) == 0 && !(data[0].effective >> CAP_IPC_LOCK & 1);
+}
+
+static void log_not_registered(const struct numoe_reader *r, uint64_t bytes, int code)
+{
+    struct rlimit limit;
+    char why[96] = "";
+
+    /* said only where it is the cause, as raising it would change nothing elsewhere */
+    if (code == -ENOMEM && is_limited() && getrlimit(RLIMIT_MEMLOCK, &limit) == 0 &&
+        limit.rlim_cur < bytes)
+        snprintf(why, sizeof why, ": no more than %llu KiB may be locked (ulimit -l)",
+                 (unsigned long long)(limit.rlim_cur >> 10));
+    numoe_log_write(&r->log, NUMOE_LOG_INFO,
+                    "%llu MiB of buffers are not registered with io_uring: %s%s",
+                    (unsigned long long)(bytes >> 20), strerror(-code), why);
+}
+
 /* A limit on locked memory may refuse either; both only save time. */
 static void register_all(struct numoe_reader *r, const struct numoe_reader_options *options)
 {
@@ -535,9 +562,7 @@ static void register_all(struct numoe_reader *r, const struct numoe_reader_optio
     if (code == 0)
         code = io_uring_register_buffers(&r->ring, &memory, 1);
     if (code < 0) {
-        numoe_log_write(&r->log, NUMOE_LOG_INFO,
-                        "%llu MiB of buffers are not registered with io_uring: %s",
-                        (unsigned long long)(options->memory_bytes >> 20), strerror(-code));
+        log_not_registered(r, options->memory_bytes, code);
         return;
     }
     r->fixed = options->memory;

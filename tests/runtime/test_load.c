@@ -266,8 +266,14 @@ Test(load, a_limit_of_locked_memory_changes_no_byte, .timeout = 60)
         cr_assert_eq(numoe_model_load(context, directory, &options, &model, &error), 0, "%s",
                      error.message);
         cr_assert_eq(numoe_model_info(model, &info), 0);
-        if (limits[i] < 1 << 20 && !strncmp(info.io_path, "io_uring", 8))
+        if (limits[i] < 1 << 20 && !strncmp(info.io_path, "io_uring", 8)) {
+            char words[64];
+
             expect_text(log.text, "of buffers are not registered with io_uring: Cannot allocate");
+            snprintf(words, sizeof words, ": no more than %llu KiB may be locked (ulimit -l)",
+                     (unsigned long long)(limits[i] >> 10));
+            expect_text(log.text, words);
+        }
         for (uint32_t node = 0; node < numoe_model_plan(whole)->node_count; node++)
             cr_expect(!memcmp(numoe_memory_address(numoe_model_memory(whole, node)),
                               numoe_memory_address(numoe_model_memory(model, node)),
