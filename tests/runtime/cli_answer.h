@@ -138,4 +138,25 @@ static inline double number(const json_t *object, const char *key)
     return json_number_value(value);
 }
 
+/* Why no GPU of this machine is used; skips the test where one is. The caller frees. */
+static inline char *no_gpu(void)
+{
+    struct answer answer;
+    const char *said;
+    json_t *root;
+    char *reason;
+
+    unsetenv("NUMOE_GPU");
+    answer = numoe("topo", "--json", NULL);
+    root = parse(&answer);
+    if (json_array_size(json_object_get(root, "gpus")))
+        cr_skip_test("this machine has a GPU");
+    said = json_string_value(json_object_get(root, "gpu_reason"));
+    cr_assert(said && *said);
+    reason = strdup(said);
+    json_decref(root);
+    forget(&answer);
+    return reason;
+}
+
 #endif
