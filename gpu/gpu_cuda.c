@@ -222,6 +222,34 @@ static int copy_out(void *device, void *stream, void *to, const void *from, uint
     return (int)cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream);
 }
 
+static int peer_open(void *device, void *peer)
+{
+    const struct cuda_device *to = device, *from = peer;
+    int can = 0;
+    cudaError_t e;
+
+    if (to->index == from->index)
+        return 0;
+    e = cudaDeviceCanAccessPeer(&can, to->index, from->index);
+    if (e || !can)
+        return (int)(e ? e : cudaErrorPeerAccessUnsupported);
+    e = cudaDeviceEnablePeerAccess(from->index, 0);
+    if (e != cudaErrorPeerAccessAlreadyEnabled)
+        return (int)e;
+    cudaGetLastError(); /* others of the process have opened it: it stays open for them too */
+    return 0;
+}
+
+static int copy_peer(void *device, void *stream, void *to, void *peer, const void *from,
+                     uint64_t bytes)
+{
+    const int here = ((struct cuda_device *)device)->index;
+    const int there = ((struct cuda_device *)peer)->index;
+
+    return (int)(here == there ? cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream)
+                               : cudaMemcpyPeerAsync(to, here, from, there, bytes, stream));
+}
+
 static uint64_t workspace_bytes(void *device, const struct numoe_cuda_ffn *ffn)
 {
     return numoe_cuda_workspace_bytes(&((struct cuda_device *)device)->numbers, ffn);
@@ -264,6 +292,13 @@ static int round_rows(void *device, void *stream, const float *from, uint16_t *t
     return (int)numoe_cuda_round(from, to, to_stride, rows, columns, add, stream);
 }
 
+static int sum(void *device, void *stream, float *to, const float *const *from, uint32_t count,
+               uint64_t elements)
+{
+    (void)device;
+    return (int)numoe_cuda_sum(to, from, count, elements, stream);
+}
+
 static int marlin(void *device, void *stream, const struct numoe_cuda_marlin *of)
 {
     (void)device;
@@ -302,10 +337,13 @@ const struct gpu_ops *gpu_backend_ops(void)
         .copy_in = copy_in,
         .copy_in_many = copy_in_many,
         .copy_out = copy_out,
+        .peer_open = peer_open,
+        .copy_peer = copy_peer,
         .workspace_bytes = workspace_bytes,
         .launch = launch,
         .replay = replay,
         .round = round_rows,
+        .sum = sum,
         .marlin = marlin,
         .clear_error = clear_error,
         .error_text = gpu_backend_text,

@@ -12,6 +12,7 @@ enum {
     INVALID_IMAGE = 200,
     NO_BINARY = 209,
     ECC_UNCORRECTABLE = 214,
+    PEER_UNSUPPORTED = 217,
     NVLINK_UNCORRECTABLE = 220,
     UNSUPPORTED_PTX = 222,
     CONTAINED = 226,
@@ -92,6 +93,7 @@ int gpu_errno_of(int code)
     case INVALID_IMAGE:
     case NO_BINARY:
     case UNSUPPORTED_PTX:
+    case PEER_UNSUPPORTED:
     case NOT_SUPPORTED:
         return -ENOTSUP;
     case NOT_PERMITTED:

@@ -218,10 +218,11 @@ static void copy_rows(const struct numoe_gpu_model *m, void *to, uint64_t to_str
         memcpy((uint8_t *)to + r * to_stride, (const uint8_t *)from + r * from_stride, row_bytes);
 }
 
-/* Tokens [at, at + count) of the pass, through one half of the staging memory. */
+/* Tokens [at, at + count) of the pass, through one half of the staging memory; x of [x_at, x_at +
+ * x_count) alone. */
 static int send_some(struct numoe_gpu_model *m, const struct numoe_gpu_call *call,
-                     const struct numoe_cuda_ffn *ffn, uint64_t at, uint64_t count, unsigned half,
-                     struct numoe_error *error)
+                     const struct numoe_cuda_ffn *ffn, uint64_t at, uint64_t count, uint64_t x_at,
+                     uint64_t x_count, unsigned half, struct numoe_error *error)
 {
     struct numoe_gpu *gpu = m->gpu;
     const struct gpu_ops *ops = gpu->ops;
@@ -237,13 +238,14 @@ static int send_some(struct numoe_gpu_model *m, const struct numoe_gpu_call *cal
 
     if (rc)
         return rc;
-    x = take(&end, count * x_row);
+    x = take(&end, x_count * x_row);
     ids = take(&end, entries * 4);
     routing = take(&end, entries * 4);
     out = take(&end, count * out_row);
     copy_rows(m, host + x, x_row,
-              (const uint8_t *)call->x + first * call->x_stride * type_bytes(ffn->x_type),
-              call->x_stride * type_bytes(ffn->x_type), hidden * type_bytes(ffn->x_type), count);
+              (const uint8_t *)call->x +
+                  (m->pass.first + x_at) * call->x_stride * type_bytes(ffn->x_type),
+              call->x_stride * type_bytes(ffn->x_type), hidden * type_bytes(ffn->x_type), x_count);
     memcpy(host + ids, call->ids + first * call->top_k, entries * 4);
     memcpy(host + routing, call->routing + first * call->top_k, entries * 4);
     if (call->add)
@@ -253,7 +255,7 @@ static int send_some(struct numoe_gpu_model *m, const struct numoe_gpu_call *cal
     const struct {
         uint64_t from, to, bytes;
     } copies[] = {
-        {x, to->x + at * x_row, count * x_row},
+        {x, to->x + x_at * x_row, x_count * x_row},
         {ids, to->ids + at * call->top_k * 4, entries * 4},
         {routing, to->routing + at * call->top_k * 4, entries * 4},
         {out, to->out + at * out_row, call->add ? count * out_row : 0},
@@ -270,8 +272,9 @@ static int send_some(struct numoe_gpu_model *m, const struct numoe_gpu_call *cal
     return rc;
 }
 
-static int send_inputs(struct numoe_gpu_model *m, const struct numoe_gpu_call *call,
-                       struct numoe_error *error)
+/* x of the pass's tokens [begin, end), everything else of all. */
+static int send_inputs(struct numoe_gpu_model *m, const struct numoe_gpu_call *call, uint64_t begin,
+                       uint64_t end, struct numoe_error *error)
 {
     const struct gpu_pass *p = &m->pass;
     struct numoe_cuda_ffn ffn;
@@ -280,8 +283,11 @@ static int send_inputs(struct numoe_gpu_model *m, const struct numoe_gpu_call *c
 
     describe(m, call, p->tokens, &ffn);
     for (uint64_t at = 0; !rc && at < p->tokens; at += p->staged, half = !half) {
-        const uint64_t left = p->tokens - at;
-        rc = send_some(m, call, &ffn, at, left < p->staged ? left : p->staged, half, error);
+        const uint64_t left = p->tokens - at, count = left < p->staged ? left : p->staged;
+        const uint64_t x_at = begin < at ? at : begin < at + count ? begin : at + count;
+        const uint64_t x_end = end < x_at ? x_at : end < at + count ? end : at + count;
+
+        rc = send_some(m, call, &ffn, at, count, x_at, x_end - x_at, half, error);
     }
     return rc;
 }
@@ -452,7 +458,8 @@ static void sum_rows(const struct numoe_gpu_model *m, const struct numoe_gpu_cal
 /* Rows of out that the call changes: with add or join, a token without a computed entry keeps its
  * bits. */
 void gpu_take_outputs(const struct numoe_gpu_model *m, const struct numoe_gpu_call *call,
-                      uint64_t at, uint64_t count, const uint8_t *const *rows, uint32_t parts)
+                      uint64_t at, uint64_t count, const uint8_t *const *rows, uint32_t parts,
+                      bool sums)
 {
     const float *from[NUMOE_GPU_MOST];
     const uint64_t size = type_bytes(call->out_type), hidden = m->source.shape.hidden;
@@ -467,7 +474,7 @@ void gpu_take_outputs(const struct numoe_gpu_model *m, const struct numoe_gpu_ca
             continue;
         for (uint32_t i = 0; i < parts; i++)
             from[i] = (const float *)(const void *)rows[i] + begin * hidden;
-        if (parts > 1 || call->join)
+        if (sums)
             sum_rows(m, call, first + begin, from, parts, call->join || call->add, t - begin);
         else
             copy_rows(m, (uint8_t *)call->out + (first + begin) * call->out_stride * size,
@@ -477,12 +484,15 @@ void gpu_take_outputs(const struct numoe_gpu_model *m, const struct numoe_gpu_ca
     }
 }
 
-/* Until the outputs are there, copies of the next layer that wait for staging go on. */
-static int await(struct numoe_gpu_model *m, void *event, struct numoe_error *error)
+int gpu_pass_wait(struct numoe_gpu_model *m, void *event, struct numoe_error *error)
 {
     const struct timespec nap = {0, 20000};
     struct numoe_gpu *gpu = m->gpu;
     bool more = m->stream.filling != NULL, done = false;
+    const int entered = gpu_enter(gpu, error);
+
+    if (entered)
+        return entered;
 
     while (more && !done) {
         int rc = gpu_judge(gpu, gpu->ops->event_query(gpu->device, event, &done), error,
@@ -554,10 +564,9 @@ int gpu_pass_plan(struct numoe_gpu_model *m, uint64_t layer, const struct numoe_
     return plan_pass(m, call, most, error);
 }
 
-int gpu_pass_queue(struct numoe_gpu_model *m, const struct numoe_gpu_call *call,
-                   struct numoe_error *error)
+int gpu_pass_inputs(struct numoe_gpu_model *m, const struct numoe_gpu_call *call, uint64_t begin,
+                    uint64_t end, struct numoe_error *error)
 {
-    const uint64_t layer = m->pass.layer;
     int rc = gpu_enter(m->gpu, error);
 
     if (rc)
@@ -568,15 +577,43 @@ int gpu_pass_queue(struct numoe_gpu_model *m, const struct numoe_gpu_call *call,
     rc = gpu_judge(m->gpu, m->gpu->ops->event_record(m->gpu->device, m->began, m->stream.compute),
                    error, "marking the begin of a call");
     if (!rc)
-        rc = send_inputs(m, call, error);
+        rc = send_inputs(m, call, begin, end, error);
+    if (rc)
+        settle(m);
+    return rc;
+}
+
+int gpu_pass_arrived(struct numoe_gpu_model *m, struct numoe_error *error)
+{
+    int rc = 0;
+
+    for (int i = 0; !rc && i < 2; i++)
+        rc = gpu_pass_wait(m, m->half_free[i], error);
+    return rc;
+}
+
+uint8_t *gpu_pass_x(const struct numoe_gpu_model *m, const struct numoe_gpu_call *call,
+                    uint64_t token, uint64_t *row_bytes)
+{
+    struct numoe_cuda_ffn ffn;
+
+    describe(m, call, 1, &ffn);
+    *row_bytes = ffn.x_stride * type_bytes(ffn.x_type);
+    return m->device + m->pass.parts.x + token * *row_bytes;
+}
+
+int gpu_pass_compute(struct numoe_gpu_model *m, const struct numoe_gpu_call *call, bool outputs,
+                     struct numoe_error *error)
+{
+    const uint64_t layer = m->pass.layer;
+    int rc = gpu_enter(m->gpu, error);
+
     if (!rc)
         rc = gpu_stream_begin(&m->stream, layer, m->need, call->asked, m->pass.tokens, error);
     if (!rc)
         rc = compute(m, call, error);
-    if (!rc)
-        rc = send_outputs(m, call, error);
-    if (!rc && m->pass.sent < m->pass.tokens)
-        rc = send_outputs(m, call, error);
+    if (!rc && outputs)
+        rc = gpu_pass_outputs(m, call, 0, error);
     if (rc) {
         settle(m);
         return rc;
@@ -593,11 +630,20 @@ int gpu_pass_await(struct numoe_gpu_model *m, uint64_t at, uint64_t *count, cons
     const struct gpu_pass *p = &m->pass;
     const uint64_t left = p->tokens - at;
     const unsigned half = at / p->staged % 2;
-    int rc = gpu_enter(m->gpu, error);
 
     *count = left < p->staged ? left : p->staged;
     *rows = m->host + half * m->half_bytes;
-    return rc ? rc : await(m, m->half_free[half], error);
+    return gpu_pass_wait(m, m->half_free[half], error);
+}
+
+int gpu_pass_outputs(struct numoe_gpu_model *m, const struct numoe_gpu_call *call, uint64_t at,
+                     struct numoe_error *error)
+{
+    int rc;
+
+    m->pass.sent = at;
+    rc = gpu_pass_more(m, call, error);
+    return rc ? rc : gpu_pass_more(m, call, error);
 }
 
 int gpu_pass_more(struct numoe_gpu_model *m, const struct numoe_gpu_call *call,
@@ -635,7 +681,9 @@ int numoe_gpu_start(struct numoe_gpu_model *m, uint64_t layer, const struct numo
         return gpu_several_start(m->several, layer, call, first, tokens, error);
     rc = gpu_pass_plan(m, layer, call, first, call->tokens - first, error);
     if (!rc)
-        rc = gpu_pass_queue(m, call, error);
+        rc = gpu_pass_inputs(m, call, 0, m->pass.tokens, error);
+    if (!rc)
+        rc = gpu_pass_compute(m, call, true, error);
     if (!rc)
         *tokens = m->pass.tokens;
     return rc;
@@ -659,7 +707,7 @@ int numoe_gpu_finish(struct numoe_gpu_model *m, const struct numoe_gpu_call *cal
         rc = gpu_pass_await(m, at, &count, &rows, error);
         if (rc)
             break;
-        gpu_take_outputs(m, call, at, count, &rows, 1);
+        gpu_take_outputs(m, call, at, count, &rows, 1, call->join);
         *done = at += count;
         rc = gpu_pass_more(m, call, error);
     } while (!rc && at < m->pass.tokens);

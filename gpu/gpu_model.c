@@ -250,6 +250,7 @@ void numoe_gpu_model_report(const struct numoe_gpu_model *m, struct numoe_gpu_re
         .batches = gpu_tally_get(&s->tally, GPU_BATCHES),
         .calls = gpu_tally_get(&s->tally, GPU_CALLS),
         .tokens = gpu_tally_get(&s->tally, GPU_TOKENS),
+        .sum = NUMOE_GPU_SUM_HOST,
     };
     memcpy(report->pin_refusal, m->pins->refusal, sizeof report->pin_refusal);
 }

@@ -54,6 +54,13 @@ struct gpu_ops {
                         const uint64_t *bytes, uint32_t count);
     int (*copy_out)(void *device, void *stream, void *to, const void *from, uint64_t bytes);
 
+    /* Let the device copy straight from the memory of a peer of the same table, which may be the
+     * same device. */
+    int (*peer_open)(void *device, void *peer);
+    /* From the peer's memory to the device's, on a stream of the device. */
+    int (*copy_peer)(void *device, void *stream, void *to, void *peer, const void *from,
+                     uint64_t bytes);
+
     uint64_t (*workspace_bytes)(void *device, const struct numoe_cuda_ffn *ffn);
     int (*launch)(void *device, void *stream, const struct numoe_cuda_ffn *ffn);
     /* Capture a launch in a graph, and run that so often on the stream. Waits for it. */
@@ -61,6 +68,10 @@ struct gpu_ops {
     /* bf16 rows of `columns`: to = add ? to + from : from, rounded once. */
     int (*round)(void *device, void *stream, const float *from, uint16_t *to, uint64_t to_stride,
                  uint64_t rows, uint64_t columns, bool add);
+
+    /* to[i] = from[0][i] + from[1][i] + ...; `to` may be one of them. */
+    int (*sum)(void *device, void *stream, float *to, const float *const *from, uint32_t count,
+               uint64_t elements);
 
     int (*marlin)(void *device, void *stream, const struct numoe_cuda_marlin *marlin);
 

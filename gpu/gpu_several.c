@@ -149,114 +149,8 @@ static int make_part(struct gpu_several *s, uint32_t i, struct numoe_gpu *const 
     return gpu_model_make(gpus[i], &source, options, &s->pinned, sharers, &part->model, error);
 }
 
-/* ---- how fast the links are -------------------------------------------------------------------
+/* ---- making -----------------------------------------------------------------------------------
  */
-
-#define LINK_BYTES ((uint64_t)32 << 20)
-#define LINK_COPIES 4
-
-struct link {
-    struct numoe_gpu *gpu;
-    void *device, *host, *stream, *begin, *end;
-};
-
-static int link_make(struct link *l, struct numoe_error *error)
-{
-    struct numoe_gpu *gpu = l->gpu;
-    const struct gpu_ops *ops = gpu->ops;
-    int rc = gpu_enter(gpu, error);
-
-    if (!rc)
-        rc = gpu_judge(gpu, ops->stream_create(gpu->device, &l->stream), error, "making a stream");
-    if (!rc)
-        rc = gpu_judge(gpu, ops->timer_create(gpu->device, &l->begin), error, "making a timer");
-    if (!rc)
-        rc = gpu_judge(gpu, ops->timer_create(gpu->device, &l->end), error, "making a timer");
-    if (!rc)
-        rc = gpu_judge(gpu, ops->allocate(gpu->device, LINK_BYTES, &l->device), error,
-                       "allocating memory to measure the link");
-    if (!rc)
-        rc = gpu_judge(gpu, ops->host_allocate(gpu->device, LINK_BYTES, &l->host), error,
-                       "allocating pinned memory to measure the link");
-    if (!rc)
-        memset(l->host, 1, LINK_BYTES);
-    return rc;
-}
-
-/* The first copy is not timed. */
-static int link_queue(struct link *l, struct numoe_error *error)
-{
-    struct numoe_gpu *gpu = l->gpu;
-    const struct gpu_ops *ops = gpu->ops;
-    int rc = gpu_enter(gpu, error);
-
-    for (int i = 0; !rc && i <= LINK_COPIES; i++) {
-        rc = gpu_judge(gpu, ops->copy_in(gpu->device, l->stream, l->device, l->host, LINK_BYTES),
-                       error, "measuring the link");
-        if (!rc && i == 0)
-            rc = gpu_judge(gpu, ops->event_record(gpu->device, l->begin, l->stream), error,
-                           "measuring the link");
-    }
-    return rc ? rc
-              : gpu_judge(gpu, ops->event_record(gpu->device, l->end, l->stream), error,
-                          "measuring the link");
-}
-
-static int link_read(struct link *l, double *gbs, struct numoe_error *error)
-{
-    struct numoe_gpu *gpu = l->gpu;
-    double ms = 0;
-    int rc = gpu_enter(gpu, error);
-
-    if (!rc)
-        rc = gpu_judge(gpu, gpu->ops->stream_sync(gpu->device, l->stream), error,
-                       "measuring the link");
-    if (!rc)
-        rc = gpu_judge(gpu, gpu->ops->elapsed(gpu->device, l->begin, l->end, &ms), error,
-                       "measuring the link");
-    *gbs = ms > 0 ? (double)LINK_BYTES * LINK_COPIES / ms / 1e6 : 0;
-    return rc;
-}
-
-static void link_free(struct link *l)
-{
-    struct numoe_gpu *gpu = l->gpu;
-    const struct gpu_ops *ops = gpu->ops;
-
-    gpu_enter(gpu, NULL);
-    if (l->stream) {
-        gpu_judge(gpu, ops->stream_sync(gpu->device, l->stream), NULL, "measuring the link");
-        gpu_judge(gpu, ops->stream_destroy(gpu->device, l->stream), NULL, "freeing a stream");
-    }
-    if (l->begin)
-        gpu_judge(gpu, ops->event_destroy(gpu->device, l->begin), NULL, "freeing a timer");
-    if (l->end)
-        gpu_judge(gpu, ops->event_destroy(gpu->device, l->end), NULL, "freeing a timer");
-    if (l->device)
-        gpu_judge(gpu, ops->release(gpu->device, l->device), NULL, "freeing memory");
-    if (l->host)
-        gpu_judge(gpu, ops->host_release(gpu->device, l->host), NULL, "freeing memory");
-}
-
-/* All links at once, as they will be used. */
-static int measure_links(struct gpu_several *s, struct numoe_gpu *const *gpus,
-                         struct numoe_error *error)
-{
-    struct link links[NUMOE_GPU_MOST] = {{0}};
-    int rc = 0;
-
-    for (uint32_t i = 0; i < s->count; i++)
-        links[i].gpu = gpus[i];
-    for (uint32_t i = 0; !rc && i < s->count; i++)
-        rc = link_make(&links[i], error);
-    for (uint32_t i = 0; !rc && i < s->count; i++)
-        rc = link_queue(&links[i], error);
-    for (uint32_t i = 0; !rc && i < s->count; i++)
-        rc = link_read(&links[i], &s->link_gbs[i], error);
-    for (uint32_t i = 0; i < s->count; i++)
-        link_free(&links[i]);
-    return rc;
-}
 
 /* In eighths of the fastest: small differences of a measurement are none of the division. */
 static void weigh(const struct gpu_several *s, uint32_t *weight)
@@ -264,15 +158,12 @@ static void weigh(const struct gpu_several *s, uint32_t *weight)
     double fastest = 0;
 
     for (uint32_t i = 0; i < s->count; i++)
-        fastest = s->link_gbs[i] > fastest ? s->link_gbs[i] : fastest;
+        fastest = s->links.host_gbs[i] > fastest ? s->links.host_gbs[i] : fastest;
     for (uint32_t i = 0; i < s->count; i++) {
-        weight[i] = fastest > 0 ? (uint32_t)(8 * s->link_gbs[i] / fastest + 0.5) : 1;
+        weight[i] = fastest > 0 ? (uint32_t)(8 * s->links.host_gbs[i] / fastest + 0.5) : 1;
         weight[i] = weight[i] ? weight[i] : 1;
     }
 }
-
-/* ---- making -----------------------------------------------------------------------------------
- */
 
 static int divide(struct gpu_several *s, struct numoe_gpu *const *gpus, const uint32_t *weight)
 {
@@ -311,7 +202,7 @@ static void say_division(const struct gpu_several *s, struct numoe_gpu *const *g
                         "carries %.1f GB/s while all copy",
                         gpus[i]->properties.index, gpus[i]->properties.bus, s->parts[i].regions,
                         s->source.region_count, v->end[i] - v->begin[i], v->weight[v->group[i]],
-                        s->link_gbs[i]);
+                        s->links.host_gbs[i]);
 }
 
 void gpu_several_free(struct gpu_several *s)
@@ -323,6 +214,7 @@ void gpu_several_free(struct gpu_several *s)
         free(s->parts[i].has);
         free(s->parts[i].no_bias);
     }
+    gpu_sum_close(&s->sum);
     if (s->pinned.gpu) {
         gpu_enter(s->pinned.gpu, NULL);
         gpu_pinned_fini(&s->pinned);
@@ -337,6 +229,7 @@ int numoe_gpu_model_create_over(struct numoe_gpu *const *gpus, uint32_t count,
                                 struct numoe_gpu_model **out, struct numoe_error *error)
 {
     const struct numoe_gpu_model_options defaults = {0}, *o = options ? options : &defaults;
+    struct numoe_error peer_error = NUMOE_ERROR_INIT;
     uint32_t weight[NUMOE_GPU_MOST];
     struct numoe_gpu_model *m;
     struct gpu_several *s;
@@ -345,6 +238,8 @@ int numoe_gpu_model_create_over(struct numoe_gpu *const *gpus, uint32_t count,
     if (count < 1 || count > NUMOE_GPU_MOST)
         return numoe_error_set(error, -EINVAL, "GPUs", "%u are not 1 to %d", count,
                                (int)NUMOE_GPU_MOST);
+    if ((unsigned)o->sum > NUMOE_GPU_SUM_NCCL)
+        return numoe_error_set(error, -EINVAL, "sum", "%d is no way to sum", (int)o->sum);
     if (count == 1)
         return numoe_gpu_model_create(gpus[0], source, options, out, error);
     m = calloc(1, sizeof *m);
@@ -361,8 +256,11 @@ int numoe_gpu_model_create_over(struct numoe_gpu *const *gpus, uint32_t count,
     s->count = count;
     if (o->shares)
         memcpy(weight, o->shares, count * sizeof *weight);
-    else
-        rc = measure_links(s, gpus, error);
+    rc = gpu_sum_open(&s->sum, gpus, count, o->sum, error);
+    if (!rc && (!o->shares || (o->sum == NUMOE_GPU_SUM_AUTO && s->sum.peers)))
+        rc = gpu_links_measure(gpus, count, s->sum.peers, &s->links, &peer_error, error);
+    if (!rc)
+        rc = gpu_sum_choose(&s->sum, &s->links, &peer_error, error);
     if (!rc && !o->shares)
         weigh(s, weight);
     for (uint32_t i = 0; !rc && i < count; i++)
@@ -394,7 +292,7 @@ int numoe_gpu_model_create_over(struct numoe_gpu *const *gpus, uint32_t count,
 /* ---- calls ------------------------------------------------------------------------------------
  */
 
-/* A part of a call: fp32 outputs, to be summed by the host. */
+/* A part of a call: fp32 outputs, to be summed. */
 static struct numoe_gpu_call part_of(const struct numoe_gpu_call *call)
 {
     struct numoe_gpu_call part = *call;
@@ -404,6 +302,12 @@ static struct numoe_gpu_call part_of(const struct numoe_gpu_call *call)
     return part;
 }
 
+static void list_models(struct gpu_several *s, struct numoe_gpu_model **models)
+{
+    for (uint32_t i = 0; i < s->count; i++)
+        models[i] = s->parts[i].model;
+}
+
 void gpu_several_cancel(struct gpu_several *s)
 {
     for (uint32_t i = 0; i < s->count; i++)
@@ -411,12 +315,39 @@ void gpu_several_cancel(struct gpu_several *s)
             numoe_gpu_cancel(s->parts[i].model);
 }
 
+/* Each device gets x of some tokens over its link, and of the others from the other devices. Where
+ * that fails nothing is queued any more, and all goes over every link. */
+static int pass_inputs(struct gpu_several *s, const struct numoe_gpu_call *part, uint64_t tokens,
+                       struct numoe_error *error)
+{
+    const uint64_t each = (tokens + s->count - 1) / s->count;
+    struct numoe_gpu_model *models[NUMOE_GPU_MOST];
+    struct numoe_error why = NUMOE_ERROR_INIT;
+    int rc = 0;
+
+    list_models(s, models);
+    for (uint32_t i = 0; !rc && i < s->count; i++) {
+        const uint64_t begin = i * each < tokens ? i * each : tokens;
+        rc = gpu_pass_inputs(models[i], part, begin, begin + each, error);
+    }
+    for (uint32_t i = 0; !rc && i < s->count; i++)
+        rc = gpu_pass_arrived(models[i], error);
+    if (rc || !gpu_sum_pass_inputs(&s->sum, models, part, each, &why))
+        return rc;
+    s->way = NUMOE_GPU_SUM_PEER;
+    rc = gpu_sum_fall(&s->sum, &s->way, models, &why, error);
+    for (uint32_t i = 0; !rc && i < s->count; i++)
+        rc = gpu_pass_inputs(models[i], part, 0, tokens, error);
+    return rc;
+}
+
 int gpu_several_start(struct gpu_several *s, uint64_t layer, const struct numoe_gpu_call *call,
                       uint64_t first, uint64_t *tokens, struct numoe_error *error)
 {
     const struct numoe_gpu_call part = part_of(call);
-    uint64_t most = call->tokens - first;
+    uint64_t most = call->tokens - first, row;
     uint32_t agreed = 0;
+    bool passes;
     int rc = 0;
 
     if (call->join && call->add)
@@ -431,8 +362,19 @@ int gpu_several_start(struct gpu_several *s, uint64_t layer, const struct numoe_
         agreed = m->pass.tokens == most ? agreed + 1 : 1;
         most = m->pass.tokens;
     }
-    for (uint32_t i = 0; !rc && i < s->count; i++)
-        rc = gpu_pass_queue(s->parts[i].model, &part, error);
+    gpu_pass_x(s->parts[0].model, &part, 0, &row);
+    passes = gpu_sum_passes(&s->sum, most * row);
+    if (passes)
+        rc = pass_inputs(s, &part, most, error);
+    s->way = gpu_sum_way(&s->sum, most * s->source.shape.hidden * sizeof(float));
+    for (uint32_t i = 0; !rc && i < s->count; i++) {
+        struct numoe_gpu_model *m = s->parts[i].model;
+
+        if (!passes)
+            rc = gpu_pass_inputs(m, &part, 0, most, error);
+        if (!rc)
+            rc = gpu_pass_compute(m, &part, s->way == NUMOE_GPU_SUM_HOST, error);
+    }
     if (rc) {
         gpu_several_cancel(s);
         return rc;
@@ -441,30 +383,97 @@ int gpu_several_start(struct gpu_several *s, uint64_t layer, const struct numoe_
     return 0;
 }
 
+/* Outputs of the pass from token *at on, summed by devices, round after round. */
+static int take_sums(struct gpu_several *s, const struct numoe_gpu_call *call,
+                     struct numoe_gpu_model *const *models, uint64_t *at, struct numoe_error *error)
+{
+    const struct numoe_gpu_model *lead = models[0];
+    uint64_t queued = *at;
+    struct gpu_round rounds[2];
+    unsigned slot = 0;
+    int rc = 0;
+
+    for (uint32_t i = 0; !rc && i < s->count; i++)
+        rc = gpu_pass_wait(models[i], models[i]->computed, error);
+    for (unsigned k = 0; !rc && k < 2 && queued < lead->pass.tokens; k++) {
+        rounds[k] = gpu_sum_round(&s->sum, lead, queued, k);
+        queued += rounds[k].tokens;
+        rc = gpu_sum_queue(&s->sum, s->way, models, &rounds[k], error);
+    }
+    for (; !rc && *at < lead->pass.tokens; slot = !slot) {
+        struct gpu_round *r = &rounds[slot];
+
+        rc = gpu_sum_await(&s->sum, s->way, models, r, error);
+        for (uint32_t i = 0; !rc && i < s->count; i++) {
+            const uint64_t begin = gpu_round_begin(r, i), end = gpu_round_begin(r, i + 1);
+            const uint8_t *rows = models[i]->host + slot * models[i]->half_bytes;
+
+            if (begin < end)
+                gpu_take_outputs(lead, call, r->at + begin, end - begin, &rows, 1, true);
+        }
+        if (rc)
+            break;
+        *at += r->tokens;
+        if (queued < lead->pass.tokens) {
+            *r = gpu_sum_round(&s->sum, lead, queued, slot);
+            queued += r->tokens;
+            rc = gpu_sum_queue(&s->sum, s->way, models, r, error);
+        }
+    }
+    return rc;
+}
+
+/* Outputs of the pass from token *at on, summed by the host. */
+static int take_parts(struct gpu_several *s, const struct numoe_gpu_call *call,
+                      struct numoe_gpu_model *const *models, uint64_t *at,
+                      struct numoe_error *error)
+{
+    const struct numoe_gpu_call part = part_of(call);
+    const uint8_t *rows[NUMOE_GPU_MOST];
+    uint64_t count = 0;
+    int rc = 0;
+
+    while (!rc && *at < models[0]->pass.tokens) {
+        for (uint32_t i = 0; !rc && i < s->count; i++)
+            rc = gpu_pass_await(models[i], *at, &count, &rows[i], error);
+        if (rc)
+            break;
+        gpu_take_outputs(models[0], call, *at, count, rows, s->count, true);
+        *at += count;
+        for (uint32_t i = 0; !rc && i < s->count; i++)
+            rc = gpu_pass_more(models[i], &part, error);
+    }
+    return rc;
+}
+
 int gpu_several_finish(struct gpu_several *s, const struct numoe_gpu_call *call, uint64_t *done,
                        struct numoe_error *error)
 {
     const struct numoe_gpu_call part = part_of(call);
-    struct numoe_gpu_model *lead = s->parts[0].model;
-    const uint8_t *rows[NUMOE_GPU_MOST];
-    uint64_t at = 0, count = 0;
+    struct numoe_gpu_model *models[NUMOE_GPU_MOST];
+    bool fell = false;
+    uint64_t at = 0;
     int rc = 0;
 
     *done = 0;
-    if (!lead->running)
+    list_models(s, models);
+    if (!models[0]->running)
         return numoe_error_set(error, -EINVAL, "call", "none was started");
-    do {
-        for (uint32_t i = 0; !rc && i < s->count; i++)
-            rc = gpu_pass_await(s->parts[i].model, at, &count, &rows[i], error);
-        if (rc)
-            break;
-        gpu_take_outputs(lead, call, at, count, rows, s->count);
-        *done = at += count;
-        for (uint32_t i = 0; !rc && i < s->count; i++)
-            rc = gpu_pass_more(s->parts[i].model, &part, error);
-    } while (!rc && at < lead->pass.tokens);
+    while (!rc && s->way != NUMOE_GPU_SUM_HOST && at < models[0]->pass.tokens) {
+        struct numoe_error why = NUMOE_ERROR_INIT;
+
+        if (take_sums(s, call, models, &at, &why)) {
+            fell = true;
+            rc = gpu_sum_fall(&s->sum, &s->way, models, &why, error);
+        }
+    }
+    for (uint32_t i = 0; !rc && fell && s->way == NUMOE_GPU_SUM_HOST && i < s->count; i++)
+        rc = gpu_pass_outputs(models[i], &part, at, error);
+    if (!rc)
+        rc = take_parts(s, call, models, &at, error);
+    *done = at;
     for (uint32_t i = 0; i < s->count; i++)
-        gpu_pass_end(s->parts[i].model, at, rc);
+        gpu_pass_end(models[i], at, rc);
     return rc;
 }
 
@@ -495,6 +504,7 @@ void gpu_several_report(const struct gpu_several *s, struct numoe_gpu_report *re
     struct numoe_gpu_report part;
 
     numoe_gpu_model_report(s->parts[0].model, report);
+    gpu_sum_report(&s->sum, report);
     for (uint32_t i = 1; i < s->count; i++) {
         numoe_gpu_model_report(s->parts[i].model, &part);
         report->resident = report->resident && part.resident;

@@ -1,8 +1,9 @@
 /*
  * gpu_several.h - a model on several devices: a model on each, of its part of every layer.
  *
- * No device ever waits for another: the host waits for all of them and sums what they computed. So
- * a device that is lost is an error of the call, and never a stream that waits for ever.
+ * No device ever waits for another's event: the host waits for all of them and sums what they
+ * computed, or lets them (gpu_sum.h). So a device that is lost is an error of the call, and never a
+ * stream that waits for ever.
  *
  * SPDX-License-Identifier: Apache-2.0
  */
@@ -10,7 +11,9 @@
 #define NUMOE_GPU_SEVERAL_H
 
 #include "gpu_divide.h"
+#include "gpu_links.h"
 #include "gpu_model.h"
+#include "gpu_sum.h"
 
 /* HAS: slices of the expert are the part's; FIRST: the first one, with which its bias goes. */
 enum gpu_several_has { GPU_SEVERAL_HAS = 1, GPU_SEVERAL_FIRST = 2 };
@@ -29,7 +32,9 @@ struct gpu_several {
     struct gpu_pinned pinned;       /* for all of them */
     struct gpu_division division;
     uint32_t *region_group;
-    double link_gbs[NUMOE_GPU_MOST]; /* while all copy; 0: not measured */
+    struct gpu_links links;
+    struct gpu_sum sum;
+    enum numoe_gpu_sum way; /* of the pass that runs */
     uint32_t count;
     struct gpu_several_part parts[NUMOE_GPU_MOST];
 };

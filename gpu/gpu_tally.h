@@ -19,7 +19,10 @@ enum gpu_number {
     GPU_BATCHES,
     GPU_CALLS,
     GPU_TOKENS,
+    GPU_PEER_BYTES,
+    GPU_SUMMED_TOKENS,
     /* what there is now */
+    GPU_SUM_WAY,
     GPU_POOL_BYTES,
     GPU_WINDOW_BYTES,
     GPU_CELLS,

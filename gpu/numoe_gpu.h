@@ -160,6 +160,10 @@ struct numoe_gpu_model_options {
     bool no_pinning;          /**< staging only: for tests and measurement */
     const uint32_t *shares;   /**< of several devices: what each gets, [count], relative, 1 to 64;
                                    NULL: by the links' speeds, in eighths of the fastest */
+    /** Of several devices: where their parts are summed. What cannot be had gives way, NCCL to peer
+     *  and that to host, as soon as it fails; numoe_gpu_report says to what, and why. With peer
+     *  and nccl inputs, too, cross each device's link in part only and go on to the others. */
+    enum numoe_gpu_sum sum;
 };
 
 struct numoe_gpu_model;
@@ -174,8 +178,8 @@ int numoe_gpu_model_create(struct numoe_gpu *gpu, const struct numoe_gpu_source 
                            struct numoe_gpu_model **model, struct numoe_error *error);
 /**
  * The same over several devices, each of which copies its own part of a layer over its own link and
- * computes it for all tokens; the parts of the outputs are summed in fp32, in the order of gpus,
- * and rounded once.
+ * computes it for all tokens; the parts of the outputs are summed in fp32, in the order of gpus
+ * (but for NUMOE_GPU_SUM_NCCL), and rounded once.
  *
  * Where every device's node is known and regions lie nearest to some of them, a device has those
  * regions' slices of all experts; devices with the same nearest regions, or all where that is not
@@ -186,7 +190,8 @@ int numoe_gpu_model_create(struct numoe_gpu *gpu, const struct numoe_gpu_source 
  * A device may be there more than once (opened so often): its memory is divided.
  * @param gpus  [count], 1 to NUMOE_GPU_MOST, each of them opened by itself and no two the same
  *              pointer; must outlive the model
- * @return as numoe_gpu_model_create; -EINVAL: more devices than there is work for
+ * @return as numoe_gpu_model_create; -EINVAL: more devices than there is work for, an option that
+ * is none
  */
 int numoe_gpu_model_create_over(struct numoe_gpu *const *gpus, uint32_t count,
                                 const struct numoe_gpu_source *source,
@@ -200,7 +205,8 @@ void numoe_gpu_model_destroy(struct numoe_gpu_model *model);
 /** How many devices a model is on. */
 uint32_t numoe_gpu_model_parts(const struct numoe_gpu_model *model);
 /** What of a model is on one of its devices, [i] of gpus: for reports; and for engines, whose
- *  numoe_gpu_enqueue on each gives the parts of the outputs, to be summed by the engine. */
+ *  numoe_gpu_enqueue on each gives its part of the outputs as fp32 on that device, to be summed by
+ *  the engine. Made with NUMOE_GPU_SUM_HOST it then takes no memory for sums. */
 struct numoe_gpu_model *numoe_gpu_model_part(struct numoe_gpu_model *model, uint32_t i);
 
 /** numoe_gpu_health of the first of its devices that is lost, or 0. */
@@ -245,7 +251,8 @@ int numoe_gpu_forward(struct numoe_gpu_model *model, uint64_t layer,
 /**
  * The same in two steps, for who has something else to do meanwhile: queue the work of as many
  * tokens from `first` on as are computed together, and return. Blocks only while inputs are copied
- * to staging and, where host memory is not pinned, weights.
+ * to staging and, where host memory is not pinned, weights; on several devices that pass inputs on,
+ * until these have arrived.
  * @param call    x, ids and routing are read until this returns; out is written by finish
  * @param tokens  how many it took; numoe_gpu_finish must follow
  */
@@ -447,7 +454,16 @@ struct numoe_gpu_report {
     uint64_t copied_experts, found;      /**< experts copied; asked for that were there */
     uint64_t pieces, batches; /**< parts that were computed as they came; batched copies */
     uint64_t calls, tokens;
+    /* of several devices */
+    enum numoe_gpu_sum sum; /**< where large outputs are summed; HOST on one device */
+    char sum_note[512];     /**< why not where it was asked for, or nearer; "" */
+    double peer_gbs;     /**< copies between devices, the slowest while all copy; 0: not measured */
+    uint64_t peer_bytes; /**< copied from device to device, without what NCCL copies */
+    uint64_t summed_tokens; /**< whose parts were summed on devices, of tokens */
 };
+
+/** "auto", "host", "peer", "nccl" */
+extern const char *const numoe_gpu_sum_names[4];
 
 /** @thread any, also while calls run: each number is whole, two of them may be a moment apart */
 void numoe_gpu_model_report(const struct numoe_gpu_model *model, struct numoe_gpu_report *report);

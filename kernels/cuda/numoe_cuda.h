@@ -60,6 +60,11 @@ cudaError_t numoe_cuda_ffn_launch(const struct numoe_cuda_device *device,
 cudaError_t numoe_cuda_round(const float *from, uint16_t *to, uint64_t to_stride, uint64_t rows,
                              uint64_t columns, bool add, cudaStream_t stream);
 
+enum { NUMOE_CUDA_PARTS = 16 };
+/** to[i] = from[0][i] + from[1][i] + ..., of up to NUMOE_CUDA_PARTS; `to` may be one of them. */
+cudaError_t numoe_cuda_sum(float *to, const float *const *from, uint32_t count, uint64_t elements,
+                           cudaStream_t stream);
+
 /** Queue repacking to Marlin's layout. @return cudaErrorInvalidValue: it cannot have such experts
  */
 cudaError_t numoe_cuda_marlin(const struct numoe_cuda_marlin *marlin, cudaStream_t stream);

@@ -60,6 +60,16 @@ enum numoe_gpu_mode {
     NUMOE_GPU_FORCE = 2 /**< when one is there */
 };
 
+/** Where the parts of outputs that several GPUs computed are summed. */
+enum numoe_gpu_sum {
+    NUMOE_GPU_SUM_AUTO = 0, /**< peer, where copies between the GPUs were measured to be faster than
+                                 their links to the host and outputs are large; else host */
+    NUMOE_GPU_SUM_HOST = 1, /**< each GPU copies its part to host memory, where workers add them */
+    NUMOE_GPU_SUM_PEER = 2, /**< each GPU copies the others' parts of some rows, adds them and sends
+                                 the sums; the same bits as host */
+    NUMOE_GPU_SUM_NCCL = 3  /**< by NCCL, in its own order of adding; the library is opened then */
+};
+
 /** Where the pages of memory that was asked for on a node may lie. */
 enum numoe_memory_policy {
     NUMOE_MEMORY_BIND = 0,      /**< on that node and nowhere else */

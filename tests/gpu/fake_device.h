@@ -25,8 +25,11 @@ enum fake_kind { FAKE_DEVICE, FAKE_HOST, FAKE_PINNED };
 enum fake_what {
     FAKE_COPY_IN,
     FAKE_COPY_OUT,
+    FAKE_COPY_PEER,
     FAKE_LAUNCH,
     FAKE_ROUND,
+    FAKE_SUM,
+    FAKE_RUN,
     FAKE_MARLIN,
     FAKE_RECORD,
     FAKE_WAIT
@@ -55,6 +58,10 @@ struct fake_op {
     struct numoe_cuda_marlin marlin;
     uint64_t stride, rows, columns;
     bool add;
+    struct fake *peer;
+    const float *parts[16];
+    uint32_t part_count;
+    bool (*run)(void *argument); /* false: it cannot be done yet */
 };
 
 /* What was queued on a stream while it was captured. */
@@ -81,7 +88,11 @@ struct fake {
     uint32_t range_count;
     uint64_t memory, taken; /* of the device */
     uint64_t pin_most, pinned;
-    struct fake *pins; /* a device whose pinned memory is this one's too, or NULL */
+    struct fake *pins;       /* a device whose pinned memory is this one's too, or NULL */
+    struct fake *opened[16]; /* devices that this one copies from */
+    uint32_t opened_count;
+    bool no_peers, spoils; /* refuses to; what it copies from others arrives changed */
+    uint64_t peer_copies, sums;
     uint32_t events;
     struct fake_event *all_events;
     uint64_t steps;   /* things done */
@@ -251,6 +262,25 @@ static inline void fake_repack(struct fake *f, const struct numoe_cuda_marlin *m
     free(slices);
 }
 
+static inline void fake_summing(struct fake *f, const struct fake_op *op)
+{
+    bool there = fake_is(f, op->to, op->bytes, true);
+
+    for (uint32_t i = 0; i < op->part_count; i++)
+        there = there && fake_is(f, op->parts[i], op->bytes, true);
+    if (!there) {
+        fake_wrong(f, "summing in memory that is not the device's");
+        return;
+    }
+    for (uint64_t k = 0; k < op->bytes / 4; k++) {
+        float sum = op->parts[0][k];
+        for (uint32_t i = 1; i < op->part_count; i++)
+            sum += op->parts[i][k];
+        ((float *)op->to)[k] = sum;
+    }
+    f->sums++;
+}
+
 /* Do the first thing of a stream if it can be done. */
 static inline bool fake_step(struct fake *f, struct fake_stream *s)
 {
@@ -275,6 +305,23 @@ static inline bool fake_step(struct fake *f, struct fake_stream *s)
             break;
         }
         memcpy(op->to, op->from, op->bytes);
+        break;
+    case FAKE_COPY_PEER:
+        if (!fake_is(f, op->to, op->bytes, true) || !fake_is(op->peer, op->from, op->bytes, true)) {
+            fake_wrong(f, "a copy between devices' memory that is not there, or over its end");
+            break;
+        }
+        memmove(op->to, op->from, op->bytes);
+        if (f->spoils)
+            ((uint8_t *)op->to)[fake_draw(f) % op->bytes] ^= 1;
+        f->peer_copies++;
+        break;
+    case FAKE_SUM:
+        fake_summing(f, op);
+        break;
+    case FAKE_RUN:
+        if (!op->run(op->to))
+            return false;
         break;
     case FAKE_LAUNCH:
         (f->instead ? f->instead : fake_compute)(f, &op->ffn);
@@ -448,6 +495,7 @@ static inline int fake_stream_destroy(void *device, void *stream)
 {
     struct fake_stream *s = stream;
     const int e = fake_call(device);
+    ((struct fake *)device)->lost += e != 0;
     if (e)
         return e;
     if (s->head != s->tail)
@@ -664,6 +712,53 @@ static inline int fake_copy_out(void *device, void *stream, void *to, const void
         (struct fake_op){.what = FAKE_COPY_OUT, .to = to, .from = from, .bytes = bytes});
 }
 
+static inline int fake_peer_open(void *device, void *peer)
+{
+    struct fake *f = device;
+    const int e = fake_call(f);
+
+    fake_breaks(f);
+    if (e)
+        return e;
+    if (f->no_peers)
+        return fake_refuse(f, 217);
+    if (f->opened_count == 16)
+        abort();
+    f->opened[f->opened_count++] = peer;
+    return 0;
+}
+
+static inline int fake_copy_peer(void *device, void *stream, void *to, void *peer, const void *from,
+                                 uint64_t bytes)
+{
+    struct fake *f = device;
+    const int e = fake_call(f);
+    bool open = false;
+
+    for (uint32_t i = 0; i < f->opened_count; i++)
+        open = open || f->opened[i] == peer;
+    if (!open)
+        fake_wrong(f, "a copy from a device whose memory was not opened");
+    return e ? e
+             : fake_push(device, stream,
+                         (struct fake_op){.what = FAKE_COPY_PEER,
+                                          .to = to,
+                                          .peer = peer,
+                                          .from = from,
+                                          .bytes = bytes});
+}
+
+static inline int fake_sum(void *device, void *stream, float *to, const float *const *from,
+                           uint32_t count, uint64_t elements)
+{
+    struct fake_op op = {.what = FAKE_SUM, .to = to, .bytes = 4 * elements, .part_count = count};
+    const int e = fake_call(device);
+
+    for (uint32_t i = 0; i < count; i++)
+        op.parts[i] = from[i];
+    return e ? e : fake_push(device, stream, op);
+}
+
 static inline uint64_t fake_workspace(void *device, const struct numoe_cuda_ffn *ffn)
 {
     (void)device;
@@ -720,10 +815,13 @@ static const struct gpu_ops fake_ops = {
     .copy_in = fake_copy_in,
     .copy_in_many = fake_copy_in_many,
     .copy_out = fake_copy_out,
+    .peer_open = fake_peer_open,
+    .copy_peer = fake_copy_peer,
     .workspace_bytes = fake_workspace,
     .launch = fake_launch,
     .replay = fake_replay,
     .round = fake_round,
+    .sum = fake_sum,
     .marlin = fake_marlin,
     .clear_error = fake_clear_error,
     .error_text = fake_text,

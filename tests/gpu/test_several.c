@@ -2,12 +2,9 @@
  * A model on several fake devices, each with delays of its own: the division, results, the same
  * bits again, and a failure at every step of one device while the others work.
  */
-#include "small_model.h"
+#include "device_set.h"
 
 #include "gpu_divide.h"
-#include "gpu_several.h"
-
-enum { MOST = 4 };
 
 /* ---- the division -----------------------------------------------------------------------------
  */
@@ -99,129 +96,19 @@ Test(gpu_divide, every_expert_has_one_device_and_devices_their_due)
 /* ---- models -----------------------------------------------------------------------------------
  */
 
-/* Which nodes devices are on. */
-enum layout { UNKNOWN, NEAR };
-
-static uint32_t distance(void *user, uint32_t index, uint32_t os_node)
-{
-    (void)user;
-    return index == os_node ? 10 : 21;
-}
-
-struct set {
-    struct fake *fake[MOST];
-    struct numoe_gpu *gpu[MOST];
-    uint32_t count;
-};
-
-static void set_make(struct set *set, uint32_t count, enum layout layout, uint64_t seed)
-{
-    *set = (struct set){.count = count};
-    for (uint32_t i = 0; i < count; i++) {
-        struct numoe_gpu_properties p = {.name = "Fake",
-                                         .index = i,
-                                         .locality_known = layout == NEAR,
-                                         .os_node = layout == NEAR ? i % NODES : NUMOE_NONE};
-        set->fake[i] = fake_make(seed * 31 + i * 7);
-        set->fake[i]->pins = i ? set->fake[0] : NULL;
-        cr_assert_eq(gpu_wrap(&fake_ops, set->fake[i], &p, NULL, &set->gpu[i]), 0);
-    }
-}
-
-static void set_free(struct set *set)
-{
-    for (uint32_t i = 0; i < set->count; i++) {
-        cr_expect_eq(set->fake[i]->wrong, 0, "device %u: %s", i, set->fake[i]->text);
-        if (!set->fake[i]->sticky)
-            expect_clean(set->fake[i]);
-        numoe_gpu_close(set->gpu[i]);
-        fake_free(set->fake[i]);
-    }
-}
-
-static const uint32_t shares[MOST] = {1, 1, 1, 1};
-
-static struct numoe_gpu_model_options options_of(const struct model *m, uint64_t seed)
-{
-    return (struct numoe_gpu_model_options){.stream = seed % 3 == 0,
-                                            .cache_bytes = (seed % 5) * SLICES * m->shape.bytes + 1,
-                                            .window_bytes = 5 * SLICES * m->shape.bytes,
-                                            .piece_bytes = 1,
-                                            .chunk_bytes = 4096,
-                                            .ring_bytes = 32768,
-                                            .keep_free_bytes = 1 << 20,
-                                            .no_pinning = seed % 4 == 1,
-                                            .shares = shares};
-}
-
-static struct numoe_gpu_source source_near(struct model *m)
-{
-    struct numoe_gpu_source source = source_of(m);
-    source.distance = distance;
-    return source;
-}
-
-/* Calls of a seed; the bits of all outputs to outs. */
-static void run(struct model *m, uint32_t count, enum layout layout, uint64_t seed, uint64_t delays,
-                float *outs)
-{
-    const struct numoe_gpu_source source = source_near(m);
-    const struct numoe_gpu_model_options options = options_of(m, seed);
-    struct numoe_gpu_report report;
-    struct numoe_gpu_model *model;
-    uint64_t layer = 0;
-    struct set set;
-
-    set_make(&set, count, layout, delays);
-    cr_assert_eq(numoe_gpu_model_create_over(set.gpu, count, &source, &options, &model, NULL), 0);
-    cr_expect_eq(numoe_gpu_model_parts(model), count);
-    random_state = seed;
-    for (int i = 0; i < 12; i++, layer = random_u64() % 4 ? (layer + 1) % LAYERS : 0) {
-        struct batch b;
-        uint8_t held[EXPERTS];
-        uint64_t done;
-
-        batch_make(&b);
-        if (random_u64() % 3 == 0)
-            numoe_gpu_prefetch(model, layer, random_u64() % 2 ? NULL : &b.ids[0][0], TOP_K, NULL);
-        if (random_u64() % 3 == 0)
-            cr_assert_eq(numoe_gpu_bring(model, layer, 2, NULL), 0);
-        numoe_gpu_held(model, layer, held);
-        for (int e = 0; e < EXPERTS; e++)
-            cr_expect_leq(held[e], layer != ABSENT_LAYER || e != ABSENT_EXPERT);
-        cr_assert_eq(numoe_gpu_forward(model, layer, &b.call, &done, NULL), 0);
-        cr_assert(batch_right(m, layer, &b, done), "%u devices, seed %d, call %d", count, (int)seed,
-                  i);
-        cr_expect_eq(done, b.call.tokens);
-        cr_expect_geq(numoe_gpu_took_ms(model), 0);
-        memcpy(outs + i * TOKENS_MOST * (HIDDEN + GAP), b.out, sizeof b.out);
-    }
-    numoe_gpu_model_report(model, &report);
-    cr_expect_gt(report.copied_bytes, 0);
-    for (uint32_t i = 0; i < count; i++) {
-        struct numoe_gpu_report part;
-        numoe_gpu_model_report(numoe_gpu_model_part(model, i), &part);
-        cr_expect_gt(part.copied_bytes, 0, "device %u has had nothing to do", i);
-        cr_expect_leq(part.copied_bytes, report.copied_bytes);
-    }
-    numoe_gpu_model_destroy(model);
-    set_free(&set);
-}
-
 Test(gpu_several, results_are_right_and_the_same_bits_under_any_delay, .timeout = 120)
 {
-    enum { FLOATS = 12 * TOKENS_MOST * (HIDDEN + GAP) };
-    float *first = calloc(FLOATS, sizeof *first), *again = calloc(FLOATS, sizeof *again);
+    float *first = calloc(SET_FLOATS, sizeof *first), *again = calloc(SET_FLOATS, sizeof *again);
 
     for (uint32_t count = 1; count <= MOST; count++)
         for (int layout = UNKNOWN; layout <= NEAR; layout++)
             for (uint64_t seed = 1; seed <= 10; seed++) {
                 struct model *m = model_make(LAYERS, seed % 2);
-                run(m, count, (enum layout)layout, seed, seed, first);
-                run(m, count, (enum layout)layout, seed, seed + 100, again);
+                set_run(m, count, (enum layout)layout, NUMOE_GPU_SUM_HOST, seed, seed, first);
+                set_run(m, count, (enum layout)layout, NUMOE_GPU_SUM_HOST, seed, seed + 100, again);
                 /* staging is as free as delays leave it, and with it what has arrived */
                 if (!options_of(m, seed).no_pinning)
-                    cr_expect(same_bits(first, again, FLOATS * sizeof *first),
+                    cr_expect(same_bits(first, again, SET_FLOATS * sizeof *first),
                               "%u devices, seed %d", count, (int)seed);
                 model_free(m);
             }
@@ -294,8 +181,8 @@ Test(gpu_several, shares_follow_the_links)
     /* of a device whose steps are its clock anything may be measured */
     cr_assert(rc == 0 || rc == -EINVAL, "%d: %s", rc, error.message);
     if (!rc) {
-        cr_expect_gt(model->several->link_gbs[0], 0);
-        cr_expect_gt(model->several->link_gbs[1], 0);
+        cr_expect_gt(model->several->links.host_gbs[0], 0);
+        cr_expect_gt(model->several->links.host_gbs[1], 0);
         numoe_gpu_model_destroy(model);
     }
     for (int i = 0; i < 2; i++) {
@@ -313,79 +200,25 @@ Test(gpu_several, shares_follow_the_links)
     model_free(m);
 }
 
-/* Code at every step of one device. */
-static void fail_everywhere(uint32_t count, uint32_t victim, enum layout layout, int code)
-{
-    struct model *m = model_make(3, true);
-    const struct numoe_gpu_source source = source_near(m);
-    uint64_t at, reached;
-
-    for (at = 0;; at += 1 + at / 60) {
-        const struct numoe_gpu_model_options options = options_of(m, at);
-        struct numoe_error error = NUMOE_ERROR_INIT;
-        struct numoe_gpu_model *model = NULL;
-        struct fake *f;
-        struct set set;
-        uint32_t failures = 0;
-        int rc;
-
-        set_make(&set, count, layout, at);
-        f = set.fake[victim];
-        f->fail_at = at;
-        f->fail_code = code;
-        rc = numoe_gpu_model_create_over(set.gpu, count, &source, &options, &model, &error);
-        if (rc) {
-            cr_expect_null(model);
-            cr_expect(error.message[0]);
-        }
-        for (int i = 0; !rc && i < 6; i++) {
-            const uint64_t layer = (uint64_t)i % 3;
-            struct batch b;
-            uint64_t done;
-            int again;
-
-            batch_make(&b);
-            again = numoe_gpu_forward(model, layer, &b.call, &done, &error);
-            cr_assert(batch_right(m, layer, &b, done), "code %d at %d of device %u, call %d", code,
-                      (int)at, victim, i);
-            failures += again != 0;
-            cr_assert(again || done == b.call.tokens);
-            if (again)
-                cr_expect_eq(again, gpu_errno_of(code), "%d at %d", again, (int)at);
-            cr_expect(failures <= 1 || f->sticky, "two calls failed");
-        }
-        if (model)
-            cr_expect_eq(numoe_gpu_model_health(model, NULL), f->sticky ? -EIO : 0);
-        f->fail_at = UINT64_MAX;
-        numoe_gpu_model_destroy(model);
-        reached = f->calls;
-        set_free(&set);
-        if (at > reached)
-            break;
-    }
-    cr_expect_gt(at, 100, "only %d steps", (int)at);
-    model_free(m);
-}
-
 Test(gpu_several, one_of_two_fails_at_every_step, .timeout = 240)
 {
     for (uint32_t victim = 0; victim < 2; victim++)
         for (int layout = UNKNOWN; layout <= NEAR; layout++) {
-            fail_everywhere(2, victim, (enum layout)layout, 2);
-            fail_everywhere(2, victim, (enum layout)layout, 700);
+            set_fail_everywhere(2, victim, (enum layout)layout, NUMOE_GPU_SUM_HOST, 2);
+            set_fail_everywhere(2, victim, (enum layout)layout, NUMOE_GPU_SUM_HOST, 700);
         }
 }
 
 Test(gpu_several, one_of_three_fails_at_every_step, .timeout = 240)
 {
     for (uint32_t victim = 0; victim < 3; victim++)
-        fail_everywhere(3, victim, UNKNOWN, victim % 2 ? 719 : 1);
+        set_fail_everywhere(3, victim, UNKNOWN, NUMOE_GPU_SUM_HOST, victim % 2 ? 719 : 1);
 }
 
 Test(gpu_several, one_of_four_fails_at_every_step, .timeout = 240)
 {
     for (uint32_t victim = 0; victim < 4; victim++)
-        fail_everywhere(4, victim, NEAR, victim % 2 ? 2 : 700);
+        set_fail_everywhere(4, victim, NEAR, NUMOE_GPU_SUM_HOST, victim % 2 ? 2 : 700);
 }
 
 /* Passes are as long as the device with the least room can have them. */
