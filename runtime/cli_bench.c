@@ -341,7 +341,7 @@ static const enum cli_option options[] = {
     CLI_FORM,         CLI_OPTIMIZE,    CLI_SEED,     CLI_ROUTING,   CLI_GPU,
     CLI_RESIDENT,     CLI_STREAM,      CLI_SHARE,    CLI_GPU_CACHE, CLI_IDLE,
     CLI_RESERVE_CPUS, CLI_STATS_CELLS, CLI_JSON,     CLI_GPUS,      CLI_TUNE,
-    CLI_GPU_TUNING,   CLI_END};
+    CLI_GPU_TUNING,   CLI_GPU_SUM,     CLI_END};
 
 const struct cli_verb cli_bench = {
     .name = "bench",

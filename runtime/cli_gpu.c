@@ -188,6 +188,34 @@ static void print_row(uint32_t index, const struct numoe_gpu_stats *g)
            (double)g->copied_bytes / 1e9, g->copied_experts, g->pieces, g->found_experts);
 }
 
+/* Where several GPUs' outputs are summed; nothing where workers were asked to. */
+static void print_sums(const struct numoe_gpu_report *report)
+{
+    if (report->sum == NUMOE_GPU_SUM_HOST && !*report->sum_note)
+        return;
+    if (report->sum == NUMOE_GPU_SUM_HOST)
+        printf("outputs summed by workers");
+    else
+        printf("outputs of %" PRIu64 " tokens summed by %s", report->summed_tokens,
+               report->sum == NUMOE_GPU_SUM_NCCL ? "NCCL" : "GPUs");
+    if (report->peer_bytes)
+        printf("; %.2f GB copied between GPUs", (double)report->peer_bytes / 1e9);
+    if (report->peer_gbs > 0)
+        printf(", at %.1f GB/s where all do", report->peer_gbs);
+    if (*report->sum_note)
+        printf("; %s", report->sum_note);
+    putchar('\n');
+}
+
+static void set_sums(json_t *object, const struct numoe_gpu_report *report)
+{
+    json_object_set_new(object, "sum", json_string(numoe_gpu_sum_names[report->sum]));
+    json_object_set_new(object, "sum_note", json_string(report->sum_note));
+    json_object_set_new(object, "summed_tokens", json_integer((json_int_t)report->summed_tokens));
+    json_object_set_new(object, "peer_bytes", json_integer((json_int_t)report->peer_bytes));
+    json_object_set_new(object, "peer_gbs", json_real(report->peer_gbs));
+}
+
 void cli_print_gpu(const struct numoe_model_info *info, const struct stats_snapshot *stats,
                    const struct numoe_gpu_report *report)
 {
@@ -205,6 +233,7 @@ void cli_print_gpu(const struct numoe_model_info *info, const struct stats_snaps
     printf(" (%.2f GB)\n", (double)info->gpu_bytes / 1e9);
     for (uint32_t g = 0; g < stats->all.gpus; g++)
         print_row(g, &stats->gpus[g]);
+    print_sums(report);
 }
 
 static void set_ring(json_t *object, const struct numoe_gpu_report *report)
@@ -237,6 +266,7 @@ json_t *cli_gpu_json(const struct numoe_model_info *info, const struct stats_sna
     for (uint32_t g = 0; g < stats->all.gpus; g++)
         json_array_append_new(rows, numoe_stats_gpu_json(&stats->gpus[g], g));
     json_object_set_new(object, "gpus", rows);
+    set_sums(object, report);
     return object;
 }
 

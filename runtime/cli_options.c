@@ -3,6 +3,7 @@
 
 #include "base/checked.h"
 #include "cli_output.h"
+#include "numoe_gpu.h"
 #include "numoe_kernels.h"
 
 #include <errno.h>
@@ -83,6 +84,11 @@ static const struct option_text option_texts[] = {
     [CLI_GPUS] = {"gpus", "LIST",
                   "compute on these GPUs together, each copying and computing its part of every\n"
                   "layer, as in 0,1; a number that is there twice divides a GPU"},
+    [CLI_GPU_SUM] =
+        {"gpu-sum", "auto|host|peer|nccl",
+         "with --gpus: where parts of outputs are summed: by workers in host memory, by\n"
+         "the GPUs after copies between them, or by NCCL (default: auto, between GPUs if\n"
+         "that is faster than over their links)"},
     [CLI_GPU_TUNING] =
         {"gpu-tuning", "FILE",
          "with --gpu: choose kernels by the times in FILE, which numoe bench --gpu --tune\n"
@@ -432,6 +438,16 @@ static int parse_isas(const char *text, bool several, struct cli_values *values,
     return 0;
 }
 
+static int parse_gpu_sum(const char *text, enum numoe_gpu_sum *sum, struct numoe_error *error)
+{
+    for (int i = NUMOE_GPU_SUM_AUTO; i <= NUMOE_GPU_SUM_NCCL; i++)
+        if (!strcmp(text, numoe_gpu_sum_names[i])) {
+            *sum = (enum numoe_gpu_sum)i;
+            return 0;
+        }
+    return numoe_error_set(error, -EINVAL, NULL, "\"%s\" is not auto, host, peer or nccl", text);
+}
+
 static int parse_form(const char *text, struct cli_values *values, struct numoe_error *error)
 {
     uint64_t groups = 0;
@@ -567,6 +583,8 @@ static int set_option(enum cli_option option, const char *text, struct cli_value
     case CLI_GPUS:
         values->gpu = true;
         return cli_parse_list(text, &values->gpu_devices, error);
+    case CLI_GPU_SUM:
+        return parse_gpu_sum(text, &values->gpu_sum, error);
     case CLI_GPU_CACHE:
         return cli_parse_size(text, &values->gpu_cache_bytes, error);
     case CLI_GPU_FROM:

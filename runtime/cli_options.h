@@ -51,6 +51,7 @@ enum cli_option {
     CLI_GPU_FROM,
     CLI_GPU_PROFILE,
     CLI_GPUS,
+    CLI_GPU_SUM,
     CLI_GPU_TUNING,
     CLI_HIDDEN,
     CLI_INTERMEDIATE,
@@ -135,6 +136,7 @@ struct cli_values {
     uint64_t experts_per_token, hidden, intermediate, gpu_cache_bytes, gpu_from_tokens;
     enum numoe_format format;
     uint32_t device, repeat, threads, workers;
+    enum numoe_gpu_sum gpu_sum;
     bool json, measure, once, smt, gpu, resident, share, stream, spill, batch_invariant;
     bool draft, verify;
     enum numoe_synth_layout layout;

@@ -164,6 +164,7 @@ int cli_open(const char *verb, const struct cli_values *values, const char *isa,
     options.gpu = values->gpu ? NUMOE_GPU_ON : NUMOE_GPU_OFF;
     options.gpu_devices = values->gpu_devices.values;
     options.gpu_device_count = values->gpu_devices.count;
+    options.gpu_sum = values->gpu_sum;
     options.gpu_stream = values->stream;
     options.gpu_cache_bytes = values->gpu_cache_bytes;
     options.gpu_from_tokens = values->gpu_from_tokens;

@@ -403,7 +403,7 @@ static const enum cli_option options[] = {
     CLI_GPU,      CLI_STREAM,       CLI_STATS,       CLI_TRACE,
     CLI_GPU_FROM, CLI_GPU_CACHE,    CLI_GPU_PROFILE, CLI_DRAFT,
     CLI_FAMILY,   CLI_VERIFY,       CLI_READ,        CLI_JSON,
-    CLI_GPUS,     CLI_GPU_TUNING,   CLI_END};
+    CLI_GPUS,     CLI_GPU_SUM,      CLI_GPU_TUNING,  CLI_END};
 
 const struct cli_verb cli_run = {
     .name = "run",

@@ -175,6 +175,10 @@ static int open_gpu(struct numoe *context, const struct numoe_options *options,
         (options->gpu_device_count && !options->gpu_devices))
         return numoe_error_set(error, -EINVAL, "gpu_devices", "%u are not 1 to %d",
                                options->gpu_device_count, (int)NUMOE_GPU_MOST);
+    if ((unsigned)options->gpu_sum > NUMOE_GPU_SUM_NCCL)
+        return numoe_error_set(error, -EINVAL, "gpu_sum", "%d is no way to sum",
+                               (int)options->gpu_sum);
+    context->gpu_sum = options->gpu_sum;
     context->gpu_stream = options->gpu_stream;
     context->gpu_from_tokens = options->gpu_from_tokens;
     context->gpu_cache_bytes = options->gpu_cache_bytes;

@@ -57,6 +57,7 @@ struct numoe {
     bool strict_memory, memory_spill;
     enum numoe_memory_policy memory_policy;
     bool gpu_stream;
+    enum numoe_gpu_sum gpu_sum;
     uint64_t gpu_from_tokens, gpu_cache_bytes;
     char *gpu_profile;         /* or NULL */
     bool batch_invariant;      /* calls are cut by schedule_fixed.c */

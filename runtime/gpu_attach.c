@@ -269,7 +269,8 @@ int numoe_gpu_attach(struct numoe_model *model, struct numoe_error *error)
     struct numoe_gpu *gpus[NUMOE_GPU_MOST] = {context->gpu};
     const struct numoe_gpu_model_options options = {.stream = context->gpu_stream,
                                                     .cache_bytes = context->gpu_cache_bytes,
-                                                    .profile = context->gpu_profile};
+                                                    .profile = context->gpu_profile,
+                                                    .sum = context->gpu_sum};
     struct numoe_error why = NUMOE_ERROR_INIT;
 
     memcpy(model->gpu_note, context->gpu_note, sizeof model->gpu_note);

@@ -126,6 +126,9 @@ struct numoe_options {
                                     chosen by its times. One that is damaged or made on a device of
                                     other numbers is refused (-EBADMSG, -EINVAL). NULL: environment
                                     NUMOE_GPU_TUNING, else the library's own table */
+    /** Of several GPUs: where their parts of outputs are summed. What cannot be had, or fails,
+     * gives way with a word in the log: nccl to peer, that to host. */
+    enum numoe_gpu_sum gpu_sum;
 };
 
 #define NUMOE_OPTIONS_INIT                                                                         \

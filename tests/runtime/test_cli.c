@@ -121,6 +121,7 @@ Test(cli_usage, bad_values_are_refused_with_the_option_named, .timeout = 120)
         {"run", "--arithmetic", "sloppy"},
         {"run", "--arithmetic", "fast,exact"},
         {"run", "--isa", "avx2,avx512"},
+        {"run", "--gpu-sum", "ring"},
         {"bench", "--arithmetic", "fast,fast"},
         {"bench", "--tokens", "1,x"},
         {"bench", "--repeat", "0"},
