@@ -13,7 +13,7 @@
 #include "numoe.h"
 #include "numoe_gpu.h"
 
-enum { LAYERS = 6, EXPERTS = 12, TOP_K = 3, TESTS = 2 * 2 * 2 + 4 + 4 + 2 };
+enum { LAYERS = 6, EXPERTS = 12, TOP_K = 3, TESTS = 2 * 2 * 2 + 4 + 8 + 2 + 2 };
 
 /* Bits of a call's variant. */
 enum {
@@ -30,6 +30,7 @@ enum {
 static int passed, failed, skipped;
 /* The devices of a context; NULL: the first. */
 static const uint32_t twice[] = {0, 0}, *devices;
+static enum numoe_gpu_sum sum;
 
 __attribute__((format(printf, 2, 3))) static bool expect(bool fact, const char *format, ...)
 {
@@ -97,6 +98,7 @@ static bool world_make(struct world *w, enum numoe_gpu_mode mode, bool stream, b
     options.gpu_from_tokens = 1;
     options.gpu_devices = devices;
     options.gpu_device_count = devices ? 2 : 0;
+    options.gpu_sum = sum;
     if (!expect(!numoe_open(&options, &w->context, &error), "open: %s", error.message))
         return false;
     desc.layers = LAYERS;
@@ -282,6 +284,40 @@ static bool replaced(struct world *w)
     return ok;
 }
 
+/* Where the parts of two are summed is as was asked for, and the bits are those of the other way.
+ */
+static bool same_by_host(struct world *w)
+{
+    static struct world other;
+    float *a = calloc(333 * w->hidden, sizeof *a), *b = calloc(333 * w->hidden, sizeof *b);
+    struct numoe_gpu_report report;
+    bool ok = on_gpu(w);
+
+    sum = NUMOE_GPU_SUM_HOST;
+    ok = ok && world_make(&other, NUMOE_GPU_ON, true, true, w->experts[0][0].bias[0] != NULL);
+    sum = NUMOE_GPU_SUM_PEER;
+    for (uint64_t layer = 0; ok && layer < LAYERS; layer++)
+        for (unsigned variant = 0; ok && variant < VARIANTS; variant += OUT_BF16 | ADD) {
+            struct numoe_result ra = NUMOE_RESULT_INIT, rb = NUMOE_RESULT_INIT;
+
+            ok = call(w, layer, 333, variant, &ra, a) && call(&other, layer, 333, variant, &rb, b);
+            ok = ok && expect(!memcmp(a, b, 333 * w->hidden * sizeof *a),
+                              "layer %d, variant %u: other bits", (int)layer, variant);
+        }
+    if (ok) {
+        numoe_gpu_model_report(numoe_model_gpu(other.model), &report);
+        ok = expect(report.sum == NUMOE_GPU_SUM_HOST && !report.summed_tokens, "not by the host");
+        numoe_gpu_model_report(numoe_model_gpu(w->model), &report);
+        ok = ok && expect(report.sum == NUMOE_GPU_SUM_PEER && report.summed_tokens == report.tokens,
+                          "%d of %d tokens summed on devices: %s", (int)report.summed_tokens,
+                          (int)report.tokens, report.sum_note);
+    }
+    world_free(&other);
+    free(a);
+    free(b);
+    return ok;
+}
+
 /* The same counts and nearly the same numbers as on the CPU. */
 static bool as_on_cpu(struct world *w)
 {
@@ -413,17 +449,30 @@ int main(int argc, char **argv)
         world_free(&w);
     }
     devices = twice;
-    for (int v = 0; !skipped && v < 4; v++) {
+    for (int v = 0; !skipped && v < 8; v++) {
         char name[96];
-        bool ok = world_make(&w, NUMOE_GPU_ON, v & 1, true, v & 2);
+        bool ok;
+
+        sum = v & 4 ? NUMOE_GPU_SUM_PEER : NUMOE_GPU_SUM_HOST;
+        ok = world_make(&w, NUMOE_GPU_ON, v & 1, true, v & 2);
         ok = ok && expect(numoe_gpu_model_parts(numoe_model_gpu(w.model)) == 2, "not two parts");
         ok = ok && passes(&w);
         ok = ok && (v & 2 ? as_on_cpu(&w) : replaced(&w));
-        snprintf(name, sizeof name, "two on one device, %s, %s", v & 1 ? "streamed" : "resident",
-                 v & 2 ? "biases" : "no biases");
+        snprintf(name, sizeof name, "two on one device, %s, %s, summed by %s",
+                 v & 1 ? "streamed" : "resident", v & 2 ? "biases" : "no biases",
+                 numoe_gpu_sum_names[sum]);
         count(ok, name);
         world_free(&w);
     }
+    for (int v = 0; !skipped && v < 2; v++) {
+        bool ok;
+
+        sum = NUMOE_GPU_SUM_PEER;
+        ok = world_make(&w, NUMOE_GPU_ON, true, true, v);
+        count(ok && same_by_host(&w), v ? "peers' sums, biases" : "peers' sums");
+        world_free(&w);
+    }
+    sum = NUMOE_GPU_SUM_AUTO;
     devices = NULL;
     for (int v = 0; !skipped && v < 2; v++)
         count(overlaps(v       ? (small ? 256 : 2048)
