@@ -1,7 +1,6 @@
 /* The numoe command as a user meets it: what it prints, refuses and returns. */
 #include "runtime/cli_answer.h"
-
-#include <sys/stat.h>
+#include "support/tree.h"
 
 static const char *const verbs[] = {"topo", "plan", "synth", "run", "bench", "soak", "version"};
 
@@ -257,23 +256,6 @@ static json_t *warned_of(json_t *root, const char *what)
     return NULL;
 }
 
-static void put(const char *root, const char *name, const char *text)
-{
-    char path[512], *slash;
-    FILE *file;
-
-    snprintf(path, sizeof path, "%s/%s", root, name);
-    for (slash = path + strlen(root) + 1; (slash = strchr(slash, '/')); slash++) {
-        *slash = 0;
-        mkdir(path, 0777);
-        *slash = '/';
-    }
-    file = fopen(path, "w");
-    cr_assert_not_null(file);
-    fputs(text, file);
-    fclose(file);
-}
-
 Test(cli_topo, saves_a_machine_that_plan_reads, .timeout = 60)
 {
     char made[] = "/tmp/numoe-cli-topo-XXXXXX", path[64], bad[64];
@@ -329,11 +311,11 @@ Test(cli_topo, warns_of_how_a_captured_machine_is_set_up, .timeout = 60)
     json_t *root, *warning;
 
     cr_assert_not_null(mkdtemp(made));
-    put(made, "sys/devices/system/cpu/online", "0\n");
-    put(made, "sys/devices/system/cpu/cpu0/topology/core_siblings", "1\n");
-    put(made, "sys/kernel/mm/transparent_hugepage/enabled", "always madvise [never]\n");
-    put(made, "proc/cpuinfo", "processor\t: 0\n\n");
-    put(made, "proc/meminfo", "MemTotal: 12582912 kB\n");
+    tree_put(made, "sys/devices/system/cpu/online", "0\n");
+    tree_put(made, "sys/devices/system/cpu/cpu0/topology/core_siblings", "1\n");
+    tree_put(made, "sys/kernel/mm/transparent_hugepage/enabled", "always madvise [never]\n");
+    tree_put(made, "proc/cpuinfo", "processor\t: 0\n\n");
+    tree_put(made, "proc/meminfo", "MemTotal: 12582912 kB\n");
     answer = numoe("topo", "--topology", made, "--json", NULL);
     root = parse(&answer);
     warning = warned_of(root, "transparent_hugepage");

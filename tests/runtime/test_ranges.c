@@ -36,15 +36,7 @@ static struct fixture rank_of(const struct fixture *f, const struct numoe_option
 static void load_held(struct fixture *r)
 {
     for (uint64_t q = 0; q < r->desc.layers * r->desc.experts; q++) {
-        const struct test_expert *e = &r->experts[q];
-        const struct numoe_expert_weights w = {.size = sizeof w,
-                                               .gate = e->source.gate,
-                                               .up = e->source.up,
-                                               .down = e->source.down,
-                                               .gate_bias = e->bias[0],
-                                               .up_bias = e->bias[1],
-                                               .bias_step = e->bias[0] ? 1 : 0,
-                                               .down_bias = e->bias[2]};
+        const struct numoe_expert_weights w = expert_weights(&r->experts[q]);
         struct numoe_error error = NUMOE_ERROR_INIT;
         const uint64_t expert = q % r->desc.experts;
         const int rc = numoe_expert_load(r->model, q / r->desc.experts, expert, &w, &error);

@@ -32,18 +32,23 @@ static inline void experts_make(struct fixture *f, uint64_t seed)
         test_expert_make(&f->experts[i], f->desc.hidden, f->desc.intermediate, f->desc.bias);
 }
 
+/* An expert's weights as the caller of numoe_expert_load gives them. */
+static inline struct numoe_expert_weights expert_weights(const struct test_expert *e)
+{
+    return (struct numoe_expert_weights){.size = sizeof(struct numoe_expert_weights),
+                                         .gate = e->source.gate,
+                                         .up = e->source.up,
+                                         .down = e->source.down,
+                                         .gate_bias = e->bias[0],
+                                         .up_bias = e->bias[1],
+                                         .bias_step = e->bias[0] ? 1 : 0,
+                                         .down_bias = e->bias[2]};
+}
+
 static inline void experts_load(struct fixture *f)
 {
     for (uint64_t q = 0; q < f->desc.layers * f->desc.experts; q++) {
-        const struct test_expert *e = &f->experts[q];
-        const struct numoe_expert_weights w = {.size = sizeof w,
-                                               .gate = e->source.gate,
-                                               .up = e->source.up,
-                                               .down = e->source.down,
-                                               .gate_bias = e->bias[0],
-                                               .up_bias = e->bias[1],
-                                               .bias_step = e->bias[0] ? 1 : 0,
-                                               .down_bias = e->bias[2]};
+        const struct numoe_expert_weights w = expert_weights(&f->experts[q]);
         struct numoe_error error = NUMOE_ERROR_INIT;
         cr_assert_eq(
             numoe_expert_load(f->model, q / f->desc.experts, q % f->desc.experts, &w, &error), 0,

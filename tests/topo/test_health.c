@@ -1,11 +1,10 @@
 /* What costs speed: read from made-up roots, judged from made-up values. */
+#include "support/tree.h"
 #include "topo/topo_fixture.h"
 
 #include "health.h"
 
 #include <errno.h>
-#include <stdarg.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 static char root[] = "/tmp/numoe-health-XXXXXX";
@@ -27,22 +26,11 @@ TestSuite(topo_health, .init = enter, .fini = leave, .timeout = 20);
 
 static void put(const char *name, const char *format, ...)
 {
-    char path[512], *slash;
     va_list args;
-    FILE *file;
 
-    snprintf(path, sizeof path, "%s/%s", root, name);
-    for (slash = path + strlen(root) + 1; (slash = strchr(slash, '/')); slash++) {
-        *slash = 0;
-        mkdir(path, 0777);
-        *slash = '/';
-    }
-    file = fopen(path, "w");
-    cr_assert_not_null(file, "%s", path);
     va_start(args, format);
-    vfprintf(file, format, args);
+    tree_vput(root, name, format, args);
     va_end(args);
-    fclose(file);
 }
 
 static const struct numoe_warning *find(const struct numoe_warnings *warnings, const char *what)

@@ -1,11 +1,10 @@
 /* Saved machines and captured ones: what comes back, and what is refused. */
 #include "support/damage.h"
+#include "support/tree.h"
 #include "topo/topo_fixture.h"
 
 #include <dirent.h>
 #include <errno.h>
-#include <stdarg.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 static char directory[] = "/tmp/numoe-saved-XXXXXX";
@@ -442,22 +441,11 @@ Test(topo_saved, damaged_bytes_never_crash, .timeout = 240)
 
 static void put(const char *name, const char *format, ...)
 {
-    char path[512], *slash;
     va_list args;
-    FILE *file;
 
-    snprintf(path, sizeof path, "%s/%s", directory, name);
-    for (slash = path + strlen(directory) + 1; (slash = strchr(slash, '/')); slash++) {
-        *slash = 0;
-        mkdir(path, 0777);
-        *slash = '/';
-    }
-    file = fopen(path, "w");
-    cr_assert_not_null(file, "%s", path);
     va_start(args, format);
-    vfprintf(file, format, args);
+    tree_vput(directory, name, format, args);
     va_end(args);
-    fclose(file);
 }
 
 /* Two packages of two cores with a node each, as Linux would show them. */
