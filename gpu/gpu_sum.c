@@ -29,7 +29,7 @@ static void note(struct gpu_sum *s, const struct numoe_error *why)
 
     if (at == GPU_SUM_NOTES)
         return;
-    snprintf(s->notes[at], sizeof s->notes[at], "%s: %s", why->where, why->message);
+    snprintf(s->notes[at], sizeof s->notes[at], "%.48s: %.160s", why->where, why->message);
     atomic_store_explicit(&s->noted, at + 1, memory_order_release); /* gpu_sum_report */
 }
 

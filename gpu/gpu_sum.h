@@ -41,7 +41,7 @@ struct gpu_sum {
     double peer_gbs;
     /* for who reports, at any time: a note is written once, and counted then */
     struct gpu_tally tally;
-    char notes[GPU_SUM_NOTES][160];
+    char notes[GPU_SUM_NOTES][216];
     atomic_uint noted;
 };
 
