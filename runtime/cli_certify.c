@@ -151,6 +151,30 @@ static json_t *json_of(const struct certify *c, const char *verdict)
                      (json_int_t)certify_failures(c), "checks", list);
 }
 
+int certify_command(struct certify *c, const char *verdict, const struct cli_values *values)
+{
+    struct numoe_error error = NUMOE_ERROR_INIT;
+    int code = CLI_OK;
+
+    if (values->resume && certify_resume(c, values->resume, &error)) {
+        cli_error(error.where, "%s", error.message);
+        return CLI_BAD_INPUT;
+    }
+    if (certify_run(c, values->resume, progress, &error)) {
+        cli_progress_end();
+        cli_error("certify", "%s", error.message);
+        code = CLI_FAILURE; /* and what was found is shown */
+    }
+    cli_progress_end();
+    if (values->report && write_report(c, verdict, values->report))
+        code = CLI_FAILURE;
+    if (values->json)
+        cli_print_json(json_of(c, verdict));
+    else
+        print(c, verdict, stdout, false);
+    return code ? code : cli_flush(certify_failures(c) ? CLI_CHECK_FAILED : CLI_OK);
+}
+
 static int run(const struct cli_values *values)
 {
     const struct numoe_log log = cli_log();
@@ -158,7 +182,7 @@ static int run(const struct cli_values *values)
     struct numoe_error error = NUMOE_ERROR_INIT;
     struct numoe_gpu *gpu = NULL;
     struct certify c = {0};
-    int code = CLI_OK;
+    int code;
 
     /* a device that the gate would refuse is looked at all the same, and the gate's reason shown */
     if (numoe_gpu_open(values->device, NUMOE_GPU_FORCE, NULL, &log, &gpu, &verdict, &error)) {
@@ -168,26 +192,8 @@ static int run(const struct cli_values *values)
     if (certify_init(&c, gpu)) {
         cli_error("certify", "out of memory");
         code = CLI_NO_ROOM;
-    }
-    if (!code && values->resume && certify_resume(&c, values->resume, &error)) {
-        cli_error(error.where, "%s", error.message);
-        code = CLI_BAD_INPUT;
-    }
-    if (!code && certify_run(&c, values->resume, progress, &error)) {
-        cli_progress_end();
-        cli_error("certify", "%s", error.message);
-        code = CLI_FAILURE; /* and what was found is shown */
-    }
-    cli_progress_end();
-    if (c.count && code != CLI_BAD_INPUT) {
-        if (values->report && write_report(&c, verdict.reason, values->report))
-            code = code ? code : CLI_FAILURE;
-        if (values->json)
-            cli_print_json(json_of(&c, verdict.reason));
-        else
-            print(&c, verdict.reason, stdout, false);
-        if (!code)
-            code = cli_flush(certify_failures(&c) ? CLI_CHECK_FAILED : CLI_OK);
+    } else {
+        code = certify_command(&c, verdict.reason, values);
     }
     certify_fini(&c);
     numoe_gpu_close(gpu);

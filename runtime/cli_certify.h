@@ -11,6 +11,7 @@
 
 #include "base/numoe_base.h"
 
+struct cli_values;
 struct numoe_gpu;
 
 enum certify_state {
@@ -64,6 +65,10 @@ int certify_resume(struct certify *certify, const char *path, struct numoe_error
 int certify_run(struct certify *certify, const char *path,
                 void (*done)(const struct certify_check *check, uint32_t done, uint32_t count),
                 struct numoe_error *error);
+
+/* What numoe certify does with a device's checks: take them up again, do what is open with progress
+ * shown on a terminal, write the report, print. verdict: the gate's. Returns an exit code. */
+int certify_command(struct certify *certify, const char *verdict, const struct cli_values *values);
 
 uint32_t certify_failures(const struct certify *certify);
 const char *certify_state_name(enum certify_state state);

@@ -32,7 +32,8 @@ struct share_cell {
     double hit_bytes;   /* mean of a call */
     double found_bytes; /* of them, on the GPU when they were asked for; GPU alone */
     double link_ms;     /* that the rest takes over the link */
-    double gpu_experts, cpu_experts, gpu_ms, cpu_ms, ideal_ms; /* medians of the shared calls */
+    double gpu_experts, cpu_experts, gpu_ms, cpu_ms; /* medians of the shared calls */
+    double ideal_ms;                                 /* mean of them */
 };
 
 struct share_bench {
@@ -139,11 +140,11 @@ static int measure_way(struct share_bench *s, uint32_t way, uint64_t tokens,
     /* experts come to stay two a call: a layer needs many calls for that */
     const uint32_t warm = (uint32_t)s->desc.layers *
                           (tokens <= 64 && !s->values->stream ? (uint32_t)s->desc.experts / 4 : 2);
-    double *values = calloc((size_t)6 * repeat, sizeof *values);
+    double *values = calloc((size_t)5 * repeat, sizeof *values);
     struct numoe_gpu_report before, after;
     struct numoe_result result = NUMOE_RESULT_INIT;
     struct share_batch b = {0};
-    double hit = 0, ms;
+    double hit = 0, ideal = 0, ms;
     int code = CLI_NO_ROOM;
 
     if (!values) {
@@ -171,7 +172,7 @@ static int measure_way(struct share_bench *s, uint32_t way, uint64_t tokens,
         values[2 * repeat + i] = (double)shared.cpu_experts;
         values[3 * repeat + i] = shared.gpu_ms;
         values[4 * repeat + i] = shared.cpu_ms;
-        values[5 * repeat + i] = (double)(shared.gpu_experts + shared.cpu_experts) / rate;
+        ideal += (double)(shared.gpu_experts + shared.cpu_experts) / rate / repeat;
     }
     numoe_gpu_model_report(numoe_model_gpu(s->model), &after);
     if (!code)
@@ -191,7 +192,7 @@ static int measure_way(struct share_bench *s, uint32_t way, uint64_t tokens,
         cell->cpu_experts = median(values + 2 * repeat, repeat);
         cell->gpu_ms = median(values + 3 * repeat, repeat);
         cell->cpu_ms = median(values + 4 * repeat, repeat);
-        cell->ideal_ms = median(values + 5 * repeat, repeat);
+        cell->ideal_ms = ideal;
     }
     batch_free(&b);
     free(values);

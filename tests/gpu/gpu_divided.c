@@ -205,7 +205,7 @@ static bool calls(struct numoe_gpu_model *model, bool small)
     bool ok = true;
 
     for (int round = 0; ok && round < (small ? 1 : 3); round++)
-        for (int i = 0; ok && i < 4; i++)
+        for (int i = 0; ok && i < (small ? 3 : 4); i++)
             for (uint64_t layer = 0; ok && layer < LAYERS; layer++)
                 ok = call(model, layer, tokens[i], (i + round) % 2);
     return ok;

@@ -122,4 +122,13 @@ static inline void call_make(struct call *c, uint64_t seed)
     c->batch.elsewhere = seed % 3 ? c->elsewhere : NULL;
 }
 
+static inline double distance(const struct call *a, const struct call *b)
+{
+    double want[TOKENS * HIDDEN];
+
+    for (int i = 0; i < TOKENS * HIDDEN; i++)
+        want[i] = (double)(&b->out[0][0])[i];
+    return relative_l2(want, &a->out[0][0], TOKENS * HIDDEN);
+}
+
 #endif

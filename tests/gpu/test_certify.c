@@ -2,9 +2,12 @@
  * Certifying a device: a form that computes wrong is found, and it alone; what was done is not done
  * again; and a device with a wrong form is used without it.
  */
+#include <fcntl.h>
+#include <jansson.h>
 #include <unistd.h>
 
 #include "cli_certify.h"
+#include "cli_options.h"
 #include "gpu_gate.h"
 #include "small_model.h"
 
@@ -209,6 +212,232 @@ Test(gpu_certify, it_goes_on_where_it_was_left_off, .timeout = 120)
     certify_fini(&c);
     unlink(path);
     numoe_gpu_close(other);
+    numoe_gpu_close(gpu);
+    fake_free(f);
+}
+
+/* ---- the command ----------------------------------------------------------------------------- */
+
+struct spoken {
+    int code;
+    char *out, *err;
+};
+
+static int open_side(int terminal)
+{
+    const int side = open(ptsname(terminal), O_RDWR | O_NOCTTY | O_CLOEXEC);
+
+    cr_assert_geq(side, 0);
+    return side;
+}
+
+static void truncate_to(const char *name, const char *text)
+{
+    FILE *file = fopen(name, "w");
+
+    cr_assert_not_null(file);
+    fputs(text, file);
+    fclose(file);
+}
+
+static char *take_back(FILE *file)
+{
+    char *text;
+    long size;
+
+    fseek(file, 0, SEEK_END);
+    size = ftell(file);
+    rewind(file);
+    text = calloc(1, (size_t)size + 1);
+    cr_assert_eq(fread(text, 1, (size_t)size, file), (size_t)size);
+    fclose(file);
+    return text;
+}
+
+/* The command's code and words, with checks done that this fake is quick in. Standard error is a
+ * file, or the terminal that is given, whose words are then not taken back. */
+static struct spoken speak(struct numoe_gpu *gpu, const struct cli_values *values, int terminal)
+{
+    FILE *out = tmpfile(), *err = tmpfile();
+    const int had_out = dup(1), had_err = dup(2);
+    struct spoken s;
+    struct certify c;
+
+    make(&c, gpu);
+    for (uint32_t i = 0; i < c.count; i++)
+        if (c.checks[i].tokens > 8 || c.checks[i].kind == CERTIFY_CODES)
+            c.checks[i].state = CERTIFY_ABSENT;
+    fflush(stdout);
+    fflush(stderr);
+    dup2(fileno(out), 1);
+    dup2(terminal >= 0 ? terminal : fileno(err), 2);
+    s.code = certify_command(&c, "can be used: so the gate", values);
+    fflush(stdout);
+    fflush(stderr);
+    dup2(had_out, 1);
+    dup2(had_err, 2);
+    close(had_out);
+    close(had_err);
+    certify_fini(&c);
+    s.out = take_back(out);
+    s.err = take_back(err);
+    return s;
+}
+
+static void spoken_free(struct spoken *s)
+{
+    free(s->out);
+    free(s->err);
+}
+
+static json_t *checks_with(const json_t *root, const char *state)
+{
+    json_t *list = json_array(), *check;
+    size_t i;
+
+    json_array_foreach(json_object_get(root, "checks"), i, check)
+    {
+        if (!strcmp(json_string_value(json_object_get(check, "state")), state))
+            json_array_append(list, check);
+    }
+    return list;
+}
+
+/* Table, JSON, Markdown and exit status of a device that computes right and of one with a wrong
+ * form. */
+Test(gpu_certify, the_command_tells_in_every_form_and_by_its_status, .timeout = 120)
+{
+    char report[] = "/tmp/numoe-report-XXXXXX";
+    struct cli_values values = {.report = report};
+
+    close(mkstemp(report));
+    for (int round = 0; round < 2; round++) {
+        const struct gpu_ops ops = ops_of();
+        struct fake *f = fake_make(3);
+        struct numoe_gpu *gpu = open_fake(f, &ops, "Fake 3000");
+        struct spoken s;
+        json_t *root, *failed;
+        char *markdown;
+
+        crooked_form = round ? NUMOE_CUDA_64 : 0;
+        values.json = false;
+        s = speak(gpu, &values, -1);
+        cr_expect_eq(s.code, round ? CLI_CHECK_FAILED : CLI_OK);
+        cr_expect(strstr(s.out, "Fake 3000") && strstr(s.out, "so the gate"), "%s", s.out);
+        cr_expect(strstr(s.out, "form-64"), "%s", s.out);
+        cr_expect_eq(strstr(s.out, "- form-64.silu.8: FAILED") != NULL, round, "%s", s.out);
+        /* not on a terminal: errors alone */
+        cr_expect_eq(*s.err != 0, round, "%s", s.err);
+        cr_expect_null(strchr(s.err, '\r'));
+        cr_expect_eq(strstr(s.err, "form-64.silu.8") != NULL, round, "%s", s.err);
+        spoken_free(&s);
+        markdown = take_back(fopen(report, "r"));
+        cr_expect_eq(strncmp(markdown, "### Fake 3000", 13), 0, "%s", markdown);
+        cr_expect(strstr(markdown, "\n| kernels | ok | failed |"), "%s", markdown);
+        cr_expect(strstr(markdown, "\n| form-64 | "), "%s", markdown);
+        cr_expect_eq(strstr(markdown, "\n- form-64.silu.8: FAILED") != NULL, round);
+        free(markdown);
+        values.json = true;
+        s = speak(gpu, &values, -1);
+        cr_expect_eq(s.code, round ? CLI_CHECK_FAILED : CLI_OK);
+        root = json_loads(s.out, 0, NULL);
+        cr_assert_not_null(root, "%s", s.out);
+        cr_expect_str_eq(json_string_value(json_object_get(root, "verdict")),
+                         "can be used: so the gate");
+        failed = checks_with(root, certify_state_name(CERTIFY_FAILED));
+        cr_expect_eq(json_array_size(failed),
+                     (size_t)json_integer_value(json_object_get(root, "failures")));
+        cr_expect_eq(json_array_size(failed), round ? 4 * 3 * 2 : 0);
+        json_decref(failed);
+        json_decref(root);
+        spoken_free(&s);
+        numoe_gpu_close(gpu);
+        fake_free(f);
+    }
+    unlink(report);
+    values.report = "/nonexistent/report.md"; /* what was found is shown all the same */
+    {
+        const struct gpu_ops ops = ops_of();
+        struct fake *f = fake_make(3);
+        struct numoe_gpu *gpu = open_fake(f, &ops, "Fake");
+        struct spoken s = speak(gpu, &values, -1);
+
+        cr_expect_eq(s.code, CLI_FAILURE);
+        cr_expect(strstr(s.err, "/nonexistent/report.md"), "%s", s.err);
+        cr_expect_neq(*s.out, 0);
+        spoken_free(&s);
+        numoe_gpu_close(gpu);
+        fake_free(f);
+    }
+}
+
+/* A device that is lost in the middle: what was found by then is told and kept, the status says so,
+ * and on a terminal it could be seen how far it was. */
+Test(gpu_certify, a_lost_device_ends_it_and_a_later_run_goes_on, .timeout = 120)
+{
+    const struct gpu_ops ops = ops_of();
+    struct fake *f = fake_make(2);
+    struct numoe_gpu *gpu = open_fake(f, &ops, "Fake");
+    const int terminal = posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC);
+    struct cli_values values = {.resume = path, .json = true};
+    char seen[4096] = "";
+    struct spoken s;
+    json_t *root, *done, *left;
+    size_t first;
+    int side;
+
+    close(mkstemp(path));
+    unlink(path);
+    crooked_form = 0;
+    f->fail_at = f->calls + 900;
+    f->fail_code = 700;
+    s = speak(gpu, &values, -1);
+    cr_expect_eq(s.code, CLI_FAILURE);
+    cr_expect(strstr(s.err, "illegal memory access"), "%s", s.err);
+    root = json_loads(s.out, 0, NULL);
+    cr_assert_not_null(root);
+    done = checks_with(root, certify_state_name(CERTIFY_OK));
+    left = checks_with(root, certify_state_name(CERTIFY_OPEN));
+    first = json_array_size(done);
+    cr_expect_gt(first, 2);
+    cr_expect_gt(json_array_size(left), 2);
+    json_decref(done);
+    json_decref(left);
+    json_decref(root);
+    spoken_free(&s);
+    numoe_gpu_close(gpu);
+    fake_free(f);
+
+    cr_assert_geq(terminal, 0);
+    cr_assert_eq(grantpt(terminal) | unlockpt(terminal), 0);
+    side = open_side(terminal);
+    f = fake_make(2);
+    gpu = open_fake(f, &ops, "Fake");
+    launches = 0;
+    s = speak(gpu, &values, side);
+    cr_expect_eq(s.code, CLI_OK, "%s", s.out);
+    cr_expect_gt(launches, 0);
+    root = json_loads(s.out, 0, NULL);
+    cr_assert_not_null(root);
+    done = checks_with(root, certify_state_name(CERTIFY_OK));
+    left = checks_with(root, certify_state_name(CERTIFY_OPEN));
+    cr_expect_gt(json_array_size(done), first);
+    cr_expect_eq(json_array_size(left), 0);
+    json_decref(done);
+    json_decref(left);
+    json_decref(root);
+    spoken_free(&s);
+    cr_assert_gt(read(terminal, seen, sizeof seen - 1), 0);
+    cr_expect(strstr(seen, " checks, form-"), "%s", seen);
+    close(side);
+    close(terminal);
+    /* of another's file nothing is done */
+    truncate_to(path, "what\n");
+    s = speak(gpu, &values, -1);
+    cr_expect_eq(s.code, CLI_BAD_INPUT);
+    cr_expect_str_eq(s.out, "");
+    spoken_free(&s);
+    unlink(path);
     numoe_gpu_close(gpu);
     fake_free(f);
 }

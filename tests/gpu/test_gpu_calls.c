@@ -7,15 +7,6 @@
 
 #include "small_context.h"
 
-static double distance(const struct call *a, const struct call *b)
-{
-    double want[TOKENS * HIDDEN];
-
-    for (int i = 0; i < TOKENS * HIDDEN; i++)
-        want[i] = (double)(&b->out[0][0])[i];
-    return relative_l2(want, &a->out[0][0], TOKENS * HIDDEN);
-}
-
 static void expect_same_counts(const struct numoe_result *a, const struct numoe_result *b)
 {
     cr_expect_eq(a->skipped, b->skipped);

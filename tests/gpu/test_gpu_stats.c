@@ -67,6 +67,26 @@ static void set_call(struct set *s, uint64_t calls)
     }
 }
 
+/* Through staging, too, the results are those of the CPU. */
+static void expect_the_cpus(struct set *s)
+{
+    struct numoe *there = context_make(NULL);
+    struct numoe_model *cpu = model_make(there);
+
+    for (uint64_t i = 0; i < 2 * LAYERS; i++) {
+        struct call a, b;
+
+        call_make(&a, 50 + i);
+        call_make(&b, 50 + i);
+        cr_assert_eq(numoe_forward(s->model, i % LAYERS, &a.batch, &a.result, NULL), 0);
+        cr_assert_eq(numoe_forward(cpu, i % LAYERS, &b.batch, &b.result, NULL), 0);
+        cr_expect_eq(a.result.gpu_tokens, TOKENS);
+        cr_expect_lt(distance(&a, &b), 5e-3, "call %d: %.2e", (int)i, distance(&a, &b));
+    }
+    numoe_model_destroy(cpu);
+    numoe_close(there);
+}
+
 static void set_free(struct set *s)
 {
     numoe_model_destroy(s->model);
@@ -248,6 +268,7 @@ Test(gpu_stats, part_in_place_and_a_ring_on_the_gpus_node, .timeout = 60)
     cr_expect_eq(g.ring_node, 0);
     cr_expect_leq(g.ring_placed_bytes, g.ring_checked_bytes);
     expect_all_told(&s);
+    expect_the_cpus(&s);
     set_free(&s);
 }
 
@@ -266,6 +287,7 @@ Test(gpu_stats, nothing_in_place_and_a_ring_of_the_drivers, .timeout = 60)
     cr_expect_eq(g.ring_bytes, NUMOE_GPU_RING_BYTES);
     cr_expect_eq(g.ring_node, UINT32_MAX);
     expect_all_told(&s);
+    expect_the_cpus(&s);
     set_free(&s);
 }
 
