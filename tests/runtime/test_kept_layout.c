@@ -182,3 +182,72 @@ Test(kept_layout, ends_with_its_model, .timeout = 120)
     call_free(&c);
     close_pair(&p);
 }
+
+/* A call of one layer, near float64. @return whether it kept the layout that was there */
+static bool call_near(struct fixture *f, uint64_t tokens, const int64_t *ids)
+{
+    struct call c = call_make(tokens, K, f->desc.hidden, EXPERTS, false);
+    struct numoe_batch b = call_batch(&c);
+    uint32_t *mark = mark_of(&f->context->schedule);
+    bool kept;
+
+    memcpy(c.ids, ids, tokens * K * sizeof *ids);
+    if (mark)
+        *mark = MARK;
+    run(f, 0, &b);
+    kept = mark && *mark_of(&f->context->schedule) == MARK;
+    cr_expect_leq(check(f, 0, &c, 1), 4e-3);
+    call_free(&c);
+    return kept;
+}
+
+/* As many experts with as many tokens, but of other tokens. */
+Test(kept_layout, is_of_the_same_tokens, .timeout = 120)
+{
+    static const int64_t first[] = {0, 1, -1, 2, -1, -1}, second[] = {0, -1, -1, 1, 2, -1};
+    struct pair p = open_pair("numa:1(memory=16GB) core:2 pu:1", 2, false);
+
+    call_near(&p.f[0], 2, first);
+    cr_expect(call_near(&p.f[0], 2, first));
+    cr_expect(!call_near(&p.f[0], 2, second));
+    close_pair(&p);
+}
+
+/* Rows of deferred experts join the call that collects them and not the next, which is like it. */
+Test(kept_layout, lets_go_of_rows_that_came_late, .timeout = 120)
+{
+    static const uint8_t deferred[EXPERTS] = {1};
+    static const int64_t ids[] = {0, 1, 2}, others[] = {3, 4, 5};
+    struct pair p = open_pair("numa:1(memory=16GB) core:2 pu:1", 2, false);
+    struct call c = call_make(1, K, HIDDEN, EXPERTS, false);
+    struct numoe_batch b = call_batch(&c);
+
+    memcpy(c.ids, ids, sizeof ids);
+    b.deferred = deferred;
+    run(&p.f[0], 0, &b);
+    b.deferred = NULL;
+    memcpy(c.ids, others, sizeof others);
+    run(&p.f[0], 0, &b);
+    cr_expect(call_near(&p.f[0], 1, others));
+    call_free(&c);
+    close_pair(&p);
+}
+
+/* Models whose experts have as many slices, in rows of other widths. */
+Test(kept_layout, is_of_one_model, .timeout = 120)
+{
+    static const int64_t ids[] = {0, 1, 2};
+    struct pair p = open_pair("numa:1(memory=16GB) core:2 pu:1", 2, false);
+    struct fixture wide = fixture_of(LAYERS, EXPERTS, 5 * HIDDEN, INNER, true, NUMOE_EXACT);
+
+    wide.context = p.f[0].context;
+    experts_make(&wide, 21);
+    cr_assert_eq(numoe_model_create(wide.context, &wide.desc, &wide.model, NULL), 0);
+    experts_load(&wide);
+    call_near(&p.f[0], 1, ids);
+    cr_expect(!call_near(&wide, 1, ids));
+    cr_expect(!call_near(&p.f[0], 1, ids));
+    numoe_model_destroy(wide.model);
+    experts_free(&wide);
+    close_pair(&p);
+}
