@@ -144,7 +144,7 @@ INL void side_scales(const struct numoe_pack_side *side, unsigned count, unsigne
     for (unsigned lane = 0; lane < NUMOE_TILE; lane++) {
         const uint8_t *from = side->scales + numoe_lane_row(lane) * stride;
 
-        for (unsigned j = 0; j < count; j++)
+        for (unsigned j = 0; j < PACK_PAIRS && j < count; j++)
             out[j][NUMOE_TILE * which + lane] = from[j * side->scale_step];
     }
 }
