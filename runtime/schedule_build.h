@@ -87,6 +87,8 @@ int schedule_push_run(struct build *b, uint32_t h, uint32_t node, uint64_t first
 /* Give a lane to the least loaded worker of the group. */
 int schedule_give_lane(struct build *b, const struct group *group, uint32_t lane, uint64_t cost);
 
+/* Lanes for all hits, each given to a worker, by whichever layout the context has. */
+int schedule_lay_out(struct build *b);
 /* Fixed cuts, whatever else is in the batch (schedule_fixed.c). */
 int schedule_lay_fixed(struct build *b);
 /* Most units of an expert, on all nodes and in a group of them. */

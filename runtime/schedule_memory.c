@@ -129,9 +129,9 @@ static void bound_fixed(const struct numoe_model *model, uint64_t few_pairs, uin
 }
 
 /*
- * Bounds of schedule.c's layout. With few tokens a group is cut into lanes of LANE_SLICES, or into
- * three times its plan's lanes when that is more; m tokens of an expert that spans x lanes' worth
- * of slices write at most m (x + 3) rows. With many tokens a block has
+ * Bounds of schedule_lanes.c's layout. With few tokens a group is cut into lanes of LANE_SLICES, or
+ * into three times its plan's lanes when that is more; m tokens of an expert that spans x lanes'
+ * worth of slices write at most m (x + 3) rows. With many tokens a block has
  * NUMOE_PLAN_BLOCK_TOKENS_LEAST tokens or more and a row for each, unless it is a range of slices:
  * then it has less than twice as many tokens, and ranges are a tenth more than the plan's lanes at
  * most, but for one a block; when few experts are most of the work they have four lanes a worker,

@@ -14,9 +14,9 @@
  *
  * Lanes belong to memory domains, as many to each. A domain has a run of slices of every expert;
  * its share of those that are hit is cut among its lanes as the executor cuts it
- * (runtime/schedule.c), and its partial outputs are rows as the executor's: one a token of a lane
- * for experts with up to four tokens, else one for each (token, expert). Kernels are the few-token
- * form at any size, for more than four tokens of an expert in chunks of as many.
+ * (runtime/schedule_lanes.c), and its partial outputs are rows as the executor's: one a token of a
+ * lane for experts with up to four tokens, else one for each (token, expert). Kernels are the
+ * few-token form at any size, for more than four tokens of an expert in chunks of as many.
  *
  * Each way has weights of its own:
  *

@@ -117,8 +117,8 @@ static int collect(struct row_share *l)
     return 0;
 }
 
-/* As the executor has it (runtime/schedule.c): reading a slice takes as long as four and a half
- * tokens, decoding it, here once for each chunk, as one and a half. */
+/* As the executor has it (runtime/schedule_lanes.c): reading a slice takes as long as four and a
+ * half tokens, decoding it, here once for each chunk, as one and a half. */
 static uint64_t slice_cost(uint64_t tokens)
 {
     const uint64_t compute = 24 * ((tokens + MOST_CHUNK - 1) / MOST_CHUNK) + 16 * tokens;

@@ -35,9 +35,9 @@ static const double syncs = 3; /* fork, inner barrier, join */
 /* A layer of one token from device memory takes 52 us as a graph, all of it latency. */
 static const double launch_s = 50e-6;
 
-/* As the executor lays out a call (runtime/schedule.c): the least and the usual slices of a lane,
- * the tokens of a pass, the most tokens of an expert that are few, the least of many in a block and
- * the most that are computed at once. */
+/* As the executor lays out a call (runtime/schedule_lanes.c): the least and the usual slices of a
+ * lane, the tokens of a pass, the most tokens of an expert that are few, the least of many in a
+ * block and the most that are computed at once. */
 static const double lane_slices = 32, lane_slices_least = 2, lanes_most = 8, few_lanes = 2;
 static const double range_slices_least = 4;
 static const double pass_least = 64, pass_most = 65536;
