@@ -103,7 +103,9 @@ struct numoe {
     struct numoe_trace *trace;        /* or NULL */
     pthread_mutex_t models_lock;
     struct numoe_model *models;       /* all that are complete; guarded by models_lock, ... */
-    atomic_uint_fast64_t model_count; /* ... as are changes of this */
+    atomic_uint_fast64_t model_count; /* ... as are changes of this ... */
+    struct numoe_gpu_stats gpu_past[NUMOE_GPU_MOST]; /* ... and, of each GPU, what models that have
+                                                        left it have counted; nothing else of it */
 };
 
 struct model_node {

@@ -294,8 +294,8 @@ void numoe_model_destroy(struct numoe_model *model)
 {
     if (!model)
         return;
+    numoe_context_forget(model); /* the last call of it is counted */
     numoe_stats_leave(model);
-    numoe_context_forget(model);
     numoe_gpu_detach(model);
     for (uint32_t n = 0; model->nodes && n < model->plan->node_count; n++) {
         if (model->nodes[n].memory)

@@ -106,6 +106,23 @@ int numoe_stats_worker(const struct numoe *context, uint32_t worker,
     return give(stats, stats->size, &now, sizeof now);
 }
 
+static uint32_t gpu_count(const struct numoe *context)
+{
+    return context->gpu ? 1 + context->more_gpu_count : 0;
+}
+
+/* What a model's part on a GPU has done. */
+static void count_gpu(struct numoe_gpu_stats *stats, const struct numoe_gpu_report *report)
+{
+    stats->calls += report->calls;
+    stats->tokens += report->tokens;
+    stats->copied_bytes += report->copied_bytes;
+    stats->copied_experts += report->copied_experts;
+    stats->found_experts += report->found;
+    stats->pieces += report->pieces;
+    stats->batches += report->batches;
+}
+
 /* ---- placement ------------------------------------------------------------------------------- */
 
 void numoe_stats_join(struct numoe_model *model)
@@ -122,6 +139,7 @@ void numoe_stats_join(struct numoe_model *model)
 void numoe_stats_leave(struct numoe_model *model)
 {
     struct numoe *context = model->context;
+    struct numoe_gpu_report report;
 
     /* a fork may have copied the lock locked */
     if (numoe_pool_forked(context->pool))
@@ -131,6 +149,10 @@ void numoe_stats_leave(struct numoe_model *model)
         if (*at == model) {
             *at = model->next;
             numoe_counter_add(&context->model_count, UINT64_MAX);
+            for (uint32_t g = 0; model->gpu && g < gpu_count(context); g++) {
+                numoe_gpu_model_report(numoe_gpu_model_part(model->gpu, g), &report);
+                count_gpu(&context->gpu_past[g], &report);
+            }
             break;
         }
     pthread_mutex_unlock(&context->models_lock);
@@ -197,11 +219,6 @@ int numoe_stats_node(struct numoe *context, uint32_t node, struct numoe_node_sta
 
 /* ---- GPUs ------------------------------------------------------------------------------------ */
 
-static uint32_t gpu_count(const struct numoe *context)
-{
-    return context->gpu ? 1 + context->more_gpu_count : 0;
-}
-
 static enum numoe_pinning pinning_of(const struct numoe_gpu_stats *stats)
 {
     return stats->arena_bytes == 0                     ? NUMOE_PINNING_NONE
@@ -227,34 +244,23 @@ static void add_model(struct numoe_gpu_stats *stats, const struct numoe_gpu_repo
     stats->window_bytes += report->window_bytes;
     stats->cells += report->cells;
     stats->experts += report->experts;
-    stats->calls += report->calls;
-    stats->tokens += report->tokens;
-    stats->copied_bytes += report->copied_bytes;
-    stats->copied_experts += report->copied_experts;
-    stats->found_experts += report->found;
-    stats->pieces += report->pieces;
-    stats->batches += report->batches;
+    count_gpu(stats, report);
 }
 
 int numoe_stats_gpu(struct numoe *context, uint32_t index, struct numoe_gpu_stats *stats)
 {
     const struct numoe_gpu_properties *properties;
-    struct numoe_gpu_stats now = {.ring_node = UINT32_MAX};
+    struct numoe_gpu_stats now;
     const struct numoe_gpu *gpu;
 
     if (!context || !stats || index >= gpu_count(context))
         return -EINVAL;
     if (numoe_pool_forked(context->pool))
         return -ECHILD;
-    gpu = index ? context->more_gpus[index - 1] : context->gpu;
-    properties = numoe_gpu_get(gpu);
-    now.device = properties->index;
-    now.os_node = properties->locality_known ? properties->os_node : UINT32_MAX;
-    memcpy(now.name, properties->name, sizeof now.name);
-    memcpy(now.bus, properties->bus, sizeof now.bus);
-    now.lost = numoe_gpu_health(gpu, NULL) != 0;
     /* a model is on a GPU from before it is in the list until it has left it */
     pthread_mutex_lock(&context->models_lock);
+    now = context->gpu_past[index];
+    now.ring_node = UINT32_MAX;
     for (struct numoe_model *model = context->models; model; model = model->next) {
         struct numoe_gpu_report report;
 
@@ -264,6 +270,13 @@ int numoe_stats_gpu(struct numoe *context, uint32_t index, struct numoe_gpu_stat
         add_model(&now, &report);
     }
     pthread_mutex_unlock(&context->models_lock);
+    gpu = index ? context->more_gpus[index - 1] : context->gpu;
+    properties = numoe_gpu_get(gpu);
+    now.device = properties->index;
+    now.os_node = properties->locality_known ? properties->os_node : UINT32_MAX;
+    memcpy(now.name, properties->name, sizeof now.name);
+    memcpy(now.bus, properties->bus, sizeof now.bus);
+    now.lost = numoe_gpu_health(gpu, NULL) != 0;
     now.pinning = pinning_of(&now);
     return give(stats, stats->size, &now, sizeof now);
 }

@@ -319,6 +319,45 @@ Test(gpu_stats, several_gpus_have_a_row_each_and_one_is_lost, .timeout = 60)
     set_free(&s);
 }
 
+/* What was done stays counted when a model goes; what it had of the GPU does not. */
+Test(gpu_stats, no_counter_falls_when_a_model_goes, .timeout = 60)
+{
+    struct numoe_gpu_stats had[2], now;
+    struct set s;
+
+    set_make(&s, 2, UINT32_MAX, UINT32_MAX);
+    set_call(&s, 6);
+    for (uint32_t i = 0; i < 2; i++)
+        had[i] = stats_of(&s, i);
+    numoe_model_destroy(s.model);
+    for (uint32_t i = 0; i < 2; i++) {
+        now = stats_of(&s, i);
+        cr_expect_eq(now.calls, 6);
+        cr_expect_eq(now.tokens, 6 * TOKENS);
+        cr_expect_gt(now.copied_bytes, 0);
+        cr_expect_eq(now.copied_bytes, had[i].copied_bytes);
+        cr_expect_eq(now.copied_experts, had[i].copied_experts);
+        cr_expect_eq(now.found_experts, had[i].found_experts);
+        cr_expect_eq(now.pieces, had[i].pieces);
+        cr_expect_eq(now.batches, had[i].batches);
+        cr_expect_eq(now.pinning, NUMOE_PINNING_NONE);
+        cr_expect_eq(now.models + now.arena_bytes + now.pinned_bytes + now.pinned_chunks +
+                         now.device_bytes + now.window_bytes + now.cells + now.experts,
+                     0);
+        cr_expect_eq(now.ring_node, UINT32_MAX);
+    }
+    s.model = model_make(s.context);
+    set_call(&s, 3);
+    for (uint32_t i = 0; i < 2; i++) {
+        now = stats_of(&s, i);
+        cr_expect_eq(now.calls, 9);
+        cr_expect_gt(now.copied_bytes, had[i].copied_bytes);
+        cr_expect_eq(now.arena_bytes, had[i].arena_bytes);
+    }
+    expect_all_told(&s);
+    set_free(&s);
+}
+
 Test(gpu_stats, without_a_gpu_there_is_no_row, .timeout = 60)
 {
     struct numoe_gpu_stats stats = NUMOE_GPU_STATS_INIT;
