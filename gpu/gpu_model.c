@@ -232,7 +232,8 @@ void numoe_gpu_model_report(const struct numoe_gpu_model *m, struct numoe_gpu_re
         .resident = gpu_tally_get(&s->tally, GPU_RESIDENT),
         .expert_bytes = s->cell_bytes,
         .device_bytes = gpu_tally_get(&s->tally, GPU_POOL_BYTES) +
-                        gpu_tally_get(&s->tally, GPU_WORKSPACE_BYTES),
+                        gpu_tally_get(&s->tally, GPU_WORKSPACE_BYTES) + s->fixed_bytes +
+                        m->sum_bytes,
         .cells = gpu_tally_get(&s->tally, GPU_CELLS),
         .experts = m->experts,
         .window_bytes = gpu_tally_get(&s->tally, GPU_WINDOW_BYTES),

@@ -42,6 +42,7 @@ struct numoe_gpu_model {
     bool running;     /* between start and finish */
     struct gpu_pass pass;
     uint64_t ring_checked, ring_placed;
+    uint64_t sum_bytes; /* of a part: device memory that sums of outputs take beside it */
 };
 
 /* Pin a source's arenas. A refusal is kept and logged, and no error. */

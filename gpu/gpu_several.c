@@ -118,6 +118,7 @@ static int make_part(struct gpu_several *s, uint32_t i, struct numoe_gpu *const 
     struct gpu_several_part *part = &s->parts[i];
     struct numoe_gpu_source source = s->source;
     uint32_t sharers = 0;
+    int rc;
 
     part->of = s;
     part->index = i;
@@ -146,7 +147,10 @@ static int make_part(struct gpu_several *s, uint32_t i, struct numoe_gpu *const 
                                (unsigned long long)s->source.experts);
     for (uint32_t k = i; k < s->count; k++)
         sharers += gpus[k]->properties.index == gpus[i]->properties.index;
-    return gpu_model_make(gpus[i], &source, options, &s->pinned, sharers, &part->model, error);
+    rc = gpu_model_make(gpus[i], &source, options, &s->pinned, sharers, &part->model, error);
+    if (!rc)
+        part->model->sum_bytes = s->sum.scratch[i] ? 2 * s->sum.slot_bytes : 0;
+    return rc;
 }
 
 /* ---- making -----------------------------------------------------------------------------------
@@ -256,9 +260,12 @@ int numoe_gpu_model_create_over(struct numoe_gpu *const *gpus, uint32_t count,
     s->count = count;
     if (o->shares)
         memcpy(weight, o->shares, count * sizeof *weight);
-    rc = gpu_sum_open(&s->sum, gpus, count, o->sum, error);
-    if (!rc && (!o->shares || (o->sum == NUMOE_GPU_SUM_AUTO && s->sum.peers)))
+    rc = gpu_sum_open(&s->sum, gpus, count, o->sum, source->shape.hidden * sizeof(float), error);
+    if (!rc && !o->shares)
         rc = gpu_links_measure(gpus, count, s->sum.peers, &s->links, &peer_error, error);
+    else if (!rc && o->sum == NUMOE_GPU_SUM_AUTO && s->sum.peers &&
+             gpu_links_measure(gpus, count, true, &s->links, &peer_error, &peer_error))
+        s->links = (struct gpu_links){0}; /* shares do not go by them: no peers, and no error */
     if (!rc)
         rc = gpu_sum_choose(&s->sum, &s->links, &peer_error, error);
     if (!rc && !o->shares)

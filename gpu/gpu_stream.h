@@ -47,6 +47,7 @@ struct gpu_stream {
     /* [cells][cell_bytes], then the window; slices are counted from its begin in units of 64 */
     uint8_t *pool;
     uint64_t pool_bytes, cell_bytes, table_bytes;
+    uint64_t fixed_bytes; /* of device memory: tables and biases */
     struct gpu_cache cache;
     struct gpu_window window;
     uint64_t window_wanted, cache_wanted, piece_least; /* piece_least: bytes of each region */

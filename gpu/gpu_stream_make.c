@@ -141,8 +141,11 @@ static int make_tables(struct gpu_stream *s, uint64_t bias_bytes, struct numoe_e
     struct numoe_gpu *gpu = s->gpu;
     const struct gpu_ops *ops = gpu->ops;
     const uint64_t bytes = table_bytes(s), zeros = s->uneven ? s->source->shape.bytes : 0;
-    int rc = gpu_judge(gpu, ops->allocate(gpu->device, bytes, (void **)&s->tables), error,
-                       "allocating tables of experts");
+    int rc;
+
+    s->fixed_bytes = bytes + bias_bytes;
+    rc = gpu_judge(gpu, ops->allocate(gpu->device, bytes, (void **)&s->tables), error,
+                   "allocating tables of experts");
 
     if (!rc)
         rc =

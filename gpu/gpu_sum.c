@@ -46,7 +46,6 @@ void gpu_sum_report(const struct gpu_sum *s, struct numoe_gpu_report *report)
     size_t at = 0;
 
     report->sum = (enum numoe_gpu_sum)gpu_tally_get(&s->tally, GPU_SUM_WAY);
-    report->device_bytes += s->scratch[0] ? 2 * s->slot_bytes * s->count : 0;
     report->peer_gbs = s->peer_gbs;
     report->peer_bytes = gpu_tally_get(&s->tally, GPU_PEER_BYTES);
     report->summed_tokens = gpu_tally_get(&s->tally, GPU_SUMMED_TOKENS);
@@ -65,10 +64,18 @@ static int health(const struct gpu_sum *s, struct numoe_error *error)
     return rc;
 }
 
+/* Where NCCL fails it may leave CUDA's last error behind, for the thread's next launch to report.
+ */
+static void clear_error(struct gpu_sum *s)
+{
+    for (uint32_t i = 0; i < s->count; i++)
+        s->gpus[i]->ops->clear_error(s->gpus[i]->device);
+}
+
 /* ---- opening ---------------------------------------------------------------------------------
  */
 
-static int make_scratch(struct gpu_sum *s, struct numoe_error *error)
+static int make_scratch(struct gpu_sum *s, uint64_t row, struct numoe_error *error)
 {
     uint64_t bytes = 2 * BLOCK_BYTES * (s->count - 1);
     int rc = 0;
@@ -85,6 +92,10 @@ static int make_scratch(struct gpu_sum *s, struct numoe_error *error)
             bytes = total / SCRATCH_PART;
     }
     s->slot_bytes = bytes / 2 / 256 * 256;
+    if (!rc && s->slot_bytes / (s->count - 1) < row)
+        rc = numoe_error_set(error, -ENOMEM, s->gpus[0]->properties.name,
+                             "1/%d of a GPU's memory has no room for rows of outputs to sum",
+                             (int)SCRATCH_PART);
     for (uint32_t i = 0; !rc && i < s->count; i++) {
         struct numoe_gpu *gpu = s->gpus[i];
 
@@ -219,7 +230,7 @@ static int open_peers(struct gpu_sum *s, struct numoe_error *error)
 }
 
 int gpu_sum_open(struct gpu_sum *s, struct numoe_gpu *const *gpus, uint32_t count,
-                 enum numoe_gpu_sum wish, struct numoe_error *error)
+                 enum numoe_gpu_sum wish, uint64_t row, struct numoe_error *error)
 {
     struct numoe_error why = NUMOE_ERROR_INIT;
     int rc;
@@ -230,7 +241,7 @@ int gpu_sum_open(struct gpu_sum *s, struct numoe_gpu *const *gpus, uint32_t coun
     memcpy(s->gpus, gpus, count * sizeof *gpus);
     if (wish == NUMOE_GPU_SUM_HOST)
         return 0;
-    rc = make_scratch(s, &why);
+    rc = make_scratch(s, row, &why);
     if (rc) {
         note(s, &why);
         free_scratch(s);
@@ -256,7 +267,7 @@ static void choose_peer(struct gpu_sum *s, const struct gpu_links *links,
         fastest = links->host_gbs[i] > fastest ? links->host_gbs[i] : fastest;
     }
     s->peer_gbs = slowest;
-    if (s->wish == NUMOE_GPU_SUM_AUTO && slowest < FASTER * fastest) {
+    if (s->wish == NUMOE_GPU_SUM_AUTO && slowest <= FASTER * fastest) {
         struct numoe_error slow = NUMOE_ERROR_INIT;
 
         take_way(s, NUMOE_GPU_SUM_HOST);
@@ -279,10 +290,12 @@ int gpu_sum_choose(struct gpu_sum *s, const struct gpu_links *links,
 
         for (uint32_t i = 0; i < s->count; i++)
             devices[i] = s->gpus[i]->properties.index;
-        if (gpu_nccl_make(&s->nccl, devices, s->count, &why))
+        if (gpu_nccl_make(&s->nccl, devices, s->count, &why)) {
+            clear_error(s);
             note(s, &why);
-        else
+        } else {
             take_way(s, NUMOE_GPU_SUM_NCCL);
+        }
     }
     for (unsigned i = 0; i < atomic_load_explicit(&s->noted, memory_order_relaxed); i++)
         numoe_log_write(&s->gpus[0]->log,
@@ -518,8 +531,10 @@ int gpu_sum_fall(struct gpu_sum *s, enum numoe_gpu_sum *way, struct numoe_gpu_mo
     const enum numoe_gpu_sum failed = *way;
     int rc = 0;
 
-    if (failed == NUMOE_GPU_SUM_NCCL)
+    if (failed == NUMOE_GPU_SUM_NCCL) {
         gpu_nccl_abort(&s->nccl); /* before anybody is waited for */
+        clear_error(s);
+    }
     for (uint32_t i = 0; !rc && i < s->count; i++) {
         struct numoe_gpu *gpu = s->gpus[i];
 

@@ -51,9 +51,10 @@ struct gpu_round {
     unsigned slot;
 };
 
-/* Open what the wish asks for and try it. What cannot be had is noted and no error. */
+/* Open what the wish asks for, for rows of so many bytes, and try it. What cannot be had is noted
+ * and no error. */
 int gpu_sum_open(struct gpu_sum *sum, struct numoe_gpu *const *gpus, uint32_t count,
-                 enum numoe_gpu_sum wish, struct numoe_error *error);
+                 enum numoe_gpu_sum wish, uint64_t row, struct numoe_error *error);
 /* By the links' speeds, if they were measured, and what has been opened. */
 int gpu_sum_choose(struct gpu_sum *sum, const struct gpu_links *links,
                    const struct numoe_error *peer_error, struct numoe_error *error);

@@ -46,7 +46,11 @@ static bool in_group;
 
 static bool fails(void)
 {
-    return fake_nccl.calls++ == fake_nccl.fail_at;
+    const bool now = fake_nccl.calls++ == fake_nccl.fail_at;
+
+    if (now && fake_nccl.failed)
+        fake_nccl.failed();
+    return now;
 }
 
 int ncclGetVersion(int *version)

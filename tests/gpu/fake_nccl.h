@@ -13,6 +13,7 @@
 /* The library's variable "fake_nccl". */
 struct fake_nccl {
     void (*queue)(void *stream, bool (*run)(void *argument), void *argument); /* the test's */
+    void (*failed)(void);    /* the test's, or NULL: a call fails now */
     uint64_t calls, fail_at; /* the call that fails; of those that can */
     bool torn;               /* a group that fails is queued on its first device alone */
     int async_error;         /* NCCL's own threads' */

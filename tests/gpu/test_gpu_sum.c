@@ -156,7 +156,9 @@ Test(gpu_sum, inputs_cross_each_link_in_part)
         cr_expect(batch_right(m, 1, &b, done));
         cr_expect_eq(report_of(model).peer_bytes, 2 * (count - 1) * TOKENS_MOST * row);
         cr_expect_eq(report_of(model).summed_tokens, TOKENS_MOST);
-        cr_expect_geq(report_of(model).device_bytes, 2 * count * model->several->sum.slot_bytes);
+        for (uint32_t i = 0; i < count; i++)
+            cr_expect_eq(report_of(numoe_gpu_model_part(model, i)).device_bytes, set.fake[i]->taken,
+                         "all that a device gave is told, for sums too");
         set_end(&set, model);
     }
     model_free(m);
@@ -267,6 +269,53 @@ Test(gpu_sum, auto_goes_by_the_links)
     model_free(m);
 }
 
+static int little_memory(void *device, uint64_t *free_bytes, uint64_t *total_bytes)
+{
+    const int e = fake_memory(device, free_bytes, total_bytes);
+
+    *total_bytes = 64 * 2 * 256;
+    return e;
+}
+
+/* Rounds of no rows would never end. */
+Test(gpu_sum, memory_without_room_for_a_row_leaves_it_to_the_host, .timeout = 30)
+{
+    struct model *m = model_make(LAYERS, false);
+    struct numoe_gpu_model *model;
+    struct set set;
+
+    changed = fake_ops;
+    changed.memory = little_memory;
+    set_make(&set, 4, UNKNOWN, 1);
+    for (int i = 0; i < 4; i++)
+        set.gpu[i]->ops = &changed;
+    set_open(&set, m, 4, NUMOE_GPU_SUM_PEER, &model);
+    cr_expect_eq(report_of(model).sum, NUMOE_GPU_SUM_HOST);
+    cr_expect_not_null(strstr(report_of(model).sum_note, "no room"), "%s",
+                       report_of(model).sum_note);
+    call_all(m, model, 2);
+    set_end(&set, model);
+    model_free(m);
+}
+
+/* Shares that were given need no links: what cannot be measured is no error. */
+Test(gpu_sum, auto_without_measured_links_is_the_host)
+{
+    struct model *m = model_make(LAYERS, false);
+    struct numoe_gpu_model *model;
+    struct set set;
+
+    set_make(&set, 2, UNKNOWN, 1);
+    set.fake[1]->memory = 24 << 20;
+    set_open(&set, m, 2, NUMOE_GPU_SUM_AUTO, &model);
+    cr_expect_eq(report_of(model).sum, NUMOE_GPU_SUM_HOST);
+    cr_expect_not_null(strstr(report_of(model).sum_note, "measure the link"), "%s",
+                       report_of(model).sum_note);
+    call_all(m, model, 2);
+    set_end(&set, model);
+    model_free(m);
+}
+
 /* One failure of a call that the device survives: the next way goes on, and nothing is told but
  * that. Past creation no call fails for it but by what would fail without sums on devices, too. */
 Test(gpu_sum, one_of_two_fails_at_every_step, .timeout = 240)
@@ -349,6 +398,13 @@ static void queue(void *stream, bool (*run)(void *argument), void *argument)
                           (struct fake_op){.what = FAKE_RUN, .run = run, .to = argument});
 }
 
+/* NCCL's CUDA calls leave their error to whoever asks the thread for its last. */
+static void leave_error(void)
+{
+    for (uint32_t i = 0; i < nccl_set->count; i++)
+        nccl_set->fake[i]->error_pending = true;
+}
+
 static void nccl_open(struct set *set)
 {
     void *library = dlopen(FAKE_NCCL, RTLD_NOW | RTLD_LOCAL);
@@ -356,7 +412,7 @@ static void nccl_open(struct set *set)
     cr_assert_not_null(library, "%s", dlerror());
     nccl = dlsym(library, "fake_nccl");
     cr_assert_not_null(nccl);
-    *nccl = (struct fake_nccl){.queue = queue, .fail_at = UINT64_MAX};
+    *nccl = (struct fake_nccl){.queue = queue, .failed = leave_error, .fail_at = UINT64_MAX};
     nccl_set = set;
     setenv("NUMOE_NCCL", FAKE_NCCL, 1);
 }
