@@ -4,31 +4,17 @@
  * experts, where arenas are too uneven. Beside float64. "small": for a sanitizer.
  */
 #include <math.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "../support/experts.h"
+#include "gpu_counts.h"
 #include "gpu_several.h"
 
-enum { ARENAS = 32, LAYERS = 3, EXPERTS = 12, SLICES = 40, HIDDEN = 160, TOP_K = 3 };
+enum { REGIONS = 32, ABSENT = 5, LAYERS = 3, EXPERTS = 12, SLICES = 40, HIDDEN = 160, TOP_K = 3 };
 enum { INTERMEDIATE = 32 * SLICES, TOKENS_MOST = 300 };
 
-static int passed, failed, skipped;
-
-__attribute__((format(printf, 2, 3))) static bool expect(bool fact, const char *format, ...)
-{
-    va_list args;
-
-    if (fact)
-        return true;
-    va_start(args, format);
-    printf("FAILED: ");
-    vprintf(format, args);
-    putchar('\n');
-    va_end(args);
-    return false;
-}
+#include "regions.h"
 
 /* ---- experts over arenas --------------------------------------------------------------------- */
 
@@ -36,63 +22,29 @@ static struct numoe_slice_shape shape;
 static const struct numoe_activation activation = {.kind = NUMOE_SILU_CLAMPED, .limit = 4.0f};
 static uint8_t *whole; /* all slices in order */
 static float *bias_of; /* [LAYERS * EXPERTS][32 hidden_tiles], lane order */
-static uint8_t *arenas[ARENAS];
-static uint64_t starts[ARENAS][LAYERS * EXPERTS + 1]; /* slices */
-
 /* Where the slices of expert q that arena a has begin: by weights, the remainder moving. */
 static uint64_t boundary(const uint32_t *weight, uint64_t q, uint32_t a)
 {
     uint64_t before = 0, all = 0;
 
-    for (uint32_t i = 0; i < ARENAS; i++) {
+    for (uint32_t i = 0; i < REGIONS; i++) {
         before += i < a ? weight[i] : 0;
         all += weight[i];
     }
-    return a == ARENAS ? SLICES : a ? (SLICES * before + q * 7 % all) / all : 0;
+    return a == REGIONS ? SLICES : a ? (SLICES * before + q * 7 % all) / all : 0;
 }
 
 static void arenas_fill(const uint32_t *weight)
 {
-    for (uint32_t a = 0; a < ARENAS; a++) {
+    for (uint32_t a = 0; a < REGIONS; a++) {
         for (uint64_t q = 0; q < LAYERS * EXPERTS; q++)
             starts[a][q + 1] = starts[a][q] + boundary(weight, q, a + 1) - boundary(weight, q, a);
-        /* pages of their own: a driver pins no part of one twice */
-        arenas[a] =
-            aligned_alloc(4096, (starts[a][LAYERS * EXPERTS] * shape.bytes + 4095) / 4096 * 4096);
+        region_make(a);
         for (uint64_t q = 0; q < LAYERS * EXPERTS; q++)
             memcpy(arenas[a] + starts[a][q] * shape.bytes,
                    whole + (q * SLICES + boundary(weight, q, a)) * shape.bytes,
                    (starts[a][q + 1] - starts[a][q]) * shape.bytes);
     }
-}
-
-static void arenas_free(void)
-{
-    for (uint32_t a = 0; a < ARENAS; a++)
-        free(arenas[a]);
-}
-
-static void arena(void *user, uint32_t index, void **address, uint64_t *bytes)
-{
-    (void)user;
-    *address = arenas[index];
-    *bytes = starts[index][LAYERS * EXPERTS] * shape.bytes;
-}
-
-static uint64_t place(void *user, uint64_t layer, uint64_t expert, uint32_t index,
-                      const uint8_t **address)
-{
-    const uint64_t q = layer * EXPERTS + expert;
-
-    (void)user;
-    *address = arenas[index] + starts[index][q] * shape.bytes;
-    return starts[index][q + 1] - starts[index][q];
-}
-
-static bool present(void *user, uint64_t layer, uint64_t expert)
-{
-    (void)user;
-    return layer != 1 || expert != 5;
 }
 
 static const float *bias(void *user, uint64_t layer, uint64_t expert)
@@ -101,20 +53,13 @@ static const float *bias(void *user, uint64_t layer, uint64_t expert)
     return bias_of + (layer * EXPERTS + expert) * 32 * shape.hidden_tiles;
 }
 
-static uint32_t generation(void *user, uint64_t layer)
-{
-    (void)user;
-    (void)layer;
-    return 1;
-}
-
 /* Device at node n is nearest to the arenas of its part of all. */
 static uint32_t nodes;
 
 static uint32_t distance(void *user, uint32_t index, uint32_t os_node)
 {
     (void)user;
-    return index * nodes / ARENAS == os_node ? 10 : 32;
+    return index * nodes / REGIONS == os_node ? 10 : 32;
 }
 
 static bool experts_make(void)
@@ -123,6 +68,7 @@ static bool experts_make(void)
 
     if (!expect(!numoe_slice_shape_init(&shape, HIDDEN, true), "no shape"))
         return false;
+    slice_bytes = shape.bytes;
     whole = aligned_bytes(LAYERS * EXPERTS * SLICES * shape.bytes);
     bias_of = calloc(LAYERS * EXPERTS * width, sizeof *bias_of);
     for (uint64_t q = 0; q < LAYERS * EXPERTS; q++) {
@@ -239,7 +185,7 @@ static bool as_divided(const struct numoe_gpu_model *model, const struct divisio
                 "divided otherwise"))
         return false;
     for (uint32_t i = 0; i < d->devices; i++)
-        ok = expect(model->several->parts[i].regions == ARENAS / d->groups,
+        ok = expect(model->several->parts[i].regions == REGIONS / d->groups,
                     "device %u has %u arenas", i, model->several->parts[i].regions) &&
              ok;
     return ok;
@@ -257,7 +203,7 @@ static bool run_case(const struct division *d, int way, bool small)
                                             .experts = EXPERTS,
                                             .slices = SLICES,
                                             .down_bias = true,
-                                            .region_count = ARENAS,
+                                            .region_count = REGIONS,
                                             .arena = arena,
                                             .place = place,
                                             .present = present,
@@ -276,11 +222,11 @@ static bool run_case(const struct division *d, int way, bool small)
     struct numoe_gpu *gpus[4] = {NULL};
     struct numoe_gpu_model *model = NULL;
     struct numoe_gpu_verdict verdict;
-    uint32_t weight[ARENAS];
+    uint32_t weight[REGIONS];
     bool ok = true;
 
-    for (uint32_t a = 0; a < ARENAS; a++)
-        weight[a] = a < ARENAS / 2 ? d->uneven : 1;
+    for (uint32_t a = 0; a < REGIONS; a++)
+        weight[a] = a < REGIONS / 2 ? d->uneven : 1;
     arenas_fill(weight);
     nodes = d->nodes;
     for (uint32_t i = 0; ok && i < d->devices; i++) {
@@ -298,7 +244,7 @@ static bool run_case(const struct division *d, int way, bool small)
     numoe_gpu_model_destroy(model);
     for (uint32_t i = 0; i < d->devices; i++)
         numoe_gpu_close(gpus[i]);
-    arenas_free();
+    regions_free();
     return ok;
 }
 
@@ -317,15 +263,12 @@ int main(int argc, char **argv)
     }
     for (int i = 0; !skipped && !failed && i < DIVISIONS; i++)
         for (int way = 0; way < WAYS; way++) {
-            const bool ok = run_case(&divisions[i], way, small);
+            char name[96];
 
-            passed += ok;
-            failed += !ok;
-            printf("%s %s, %s\n", ok ? "ok  " : "FAIL", divisions[i].name, ways[way]);
-            fflush(stdout);
+            snprintf(name, sizeof name, "%s, %s", divisions[i].name, ways[way]);
+            count(run_case(&divisions[i], way, small), name);
         }
     free(whole);
     free(bias_of);
-    printf("%d passed, %d failed, %d skipped\n", passed, failed, skipped);
-    return failed != 0;
+    return finish();
 }

@@ -12,42 +12,14 @@
 #include "support/experts.h"
 
 enum { LAYERS = 3, EXPERTS = 24, HIDDEN = 256, INTERMEDIATE = 224, SLICES = INTERMEDIATE / 32 };
-enum { TOP_K = 4, REGIONS = 2, TOKENS_MOST = 200, TESTS = 8 };
+enum { TOP_K = 4, REGIONS = 2, ABSENT = 5, TOKENS_MOST = 200, TESTS = 8 };
+
+#include "regions.h"
 
 /* Experts over two regions, cut at another place for each. */
 static struct numoe_slice_shape shape;
-static uint8_t *arenas[REGIONS], *whole; /* whole: all slices in order, for the reference */
-static uint64_t starts[REGIONS][LAYERS * EXPERTS + 1];
+static uint8_t *whole; /* all slices in order, for the reference */
 static const struct numoe_activation activation = {.kind = NUMOE_SILU_CLAMPED, .limit = 4.0f};
-
-static void arena(void *user, uint32_t index, void **address, uint64_t *bytes)
-{
-    (void)user;
-    *address = arenas[index];
-    *bytes = starts[index][LAYERS * EXPERTS] * shape.bytes;
-}
-
-static uint64_t place(void *user, uint64_t layer, uint64_t expert, uint32_t index,
-                      const uint8_t **address)
-{
-    const uint64_t q = layer * EXPERTS + expert;
-    (void)user;
-    *address = arenas[index] + starts[index][q] * shape.bytes;
-    return starts[index][q + 1] - starts[index][q];
-}
-
-static bool present(void *user, uint64_t layer, uint64_t expert)
-{
-    (void)user;
-    return layer != 1 || expert != 5;
-}
-
-static uint32_t generation(void *user, uint64_t layer)
-{
-    (void)user;
-    (void)layer;
-    return 1;
-}
 
 static const uint8_t *slices_of(uint64_t layer, uint64_t expert)
 {
@@ -62,9 +34,10 @@ static void make_experts(void)
         starts[0][q + 1] = starts[0][q] + q % (SLICES + 1);
         starts[1][q + 1] = starts[1][q] + SLICES - q % (SLICES + 1);
     }
+    slice_bytes = shape.bytes;
     whole = aligned_bytes(LAYERS * EXPERTS * SLICES * shape.bytes);
-    for (int r = 0; r < REGIONS; r++)
-        arenas[r] = aligned_bytes(starts[r][LAYERS * EXPERTS] * shape.bytes);
+    for (uint32_t r = 0; r < REGIONS; r++)
+        region_make(r);
     for (uint64_t q = 0; q < LAYERS * EXPERTS; q++) {
         const uint64_t cut = q % (SLICES + 1), bytes = shape.bytes;
         uint8_t *to = whole + q * SLICES * bytes;
@@ -587,7 +560,6 @@ int main(int argc, char **argv)
     end();
     numoe_gpu_close(gpu);
     free(whole);
-    for (int r = 0; r < REGIONS; r++)
-        free(arenas[r]);
+    regions_free();
     return finish();
 }

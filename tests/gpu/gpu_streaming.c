@@ -5,10 +5,10 @@
  */
 #include <errno.h>
 #include <math.h>
-#include <stdarg.h>
 #include <stdio.h>
 
-#include "../support/experts.h"
+#include "../support/models.h"
+#include "gpu_counts.h"
 #include "model.h"
 #include "numoe.h"
 #include "numoe_gpu.h"
@@ -27,32 +27,9 @@ enum {
     VARIANTS = 128
 };
 
-static int passed, failed, skipped;
 /* The devices of a context; NULL: the first. */
 static const uint32_t twice[] = {0, 0}, *devices;
 static enum numoe_gpu_sum sum;
-
-__attribute__((format(printf, 2, 3))) static bool expect(bool fact, const char *format, ...)
-{
-    va_list args;
-
-    if (fact)
-        return true;
-    va_start(args, format);
-    printf("FAILED: ");
-    vprintf(format, args);
-    putchar('\n');
-    va_end(args);
-    return false;
-}
-
-static void count(bool ok, const char *name)
-{
-    passed += ok;
-    failed += !ok;
-    printf("%s %s\n", ok ? "ok  " : "FAIL", name);
-    fflush(stdout);
-}
 
 struct world {
     struct numoe *context;
@@ -66,16 +43,8 @@ static bool load(struct world *w, uint64_t layer, uint64_t e)
 {
     const struct test_expert *from = &w->experts[layer][e];
     struct numoe_error error = NUMOE_ERROR_INIT;
-    const struct numoe_expert_weights weights = {
-        .size = sizeof weights,
-        .gate = from->source.gate,
-        .up = from->source.up,
-        .down = from->source.down,
-        .gate_bias = from->bias[0],
-        .up_bias = from->bias[1],
-        .bias_step = 1,
-        .down_bias = from->bias[2],
-    };
+    const struct numoe_expert_weights weights = expert_weights(from);
+
     return expect(!numoe_expert_load(w->model, layer, e, &weights, &error), "expert: %s",
                   error.message);
 }
@@ -480,6 +449,5 @@ int main(int argc, char **argv)
                                : 64,
                        small),
               v ? "overlap, many tokens" : "overlap, few tokens");
-    printf("%d passed, %d failed, %d skipped\n", passed, failed, skipped);
-    return failed != 0;
+    return finish();
 }

@@ -212,7 +212,7 @@ int main(int argc, char **argv)
            (unsigned long long)delays);
     must(cudaFreeHost(back.slices), "free");
     must(cudaFreeHost(back.tables), "free");
-    patterns_free();
+    regions_free();
     gpu->ops = plain;
     end();
     numoe_gpu_close(gpu);

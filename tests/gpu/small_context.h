@@ -7,7 +7,7 @@
 
 #include <criterion/criterion.h>
 
-#include "../support/experts.h"
+#include "../support/models.h"
 #include "context.h"
 #include "fake_device.h"
 
@@ -48,35 +48,22 @@ static inline void load(struct numoe_model *model, uint64_t layer, uint64_t e, u
 {
     struct numoe_error error = NUMOE_ERROR_INIT;
     struct test_expert from;
-    struct numoe_expert_weights w = {.size = sizeof w};
+    struct numoe_expert_weights w;
 
     random_state = seed * 77 + layer * 1001 + e + 5;
     test_expert_make(&from, HIDDEN, INTERMEDIATE, true);
-    w.gate = from.source.gate;
-    w.up = from.source.up;
-    w.down = from.source.down;
-    w.gate_bias = from.bias[0];
-    w.up_bias = from.bias[1];
-    w.bias_step = 1;
-    w.down_bias = from.bias[2];
+    w = expert_weights(&from);
     cr_assert_eq(numoe_expert_load(model, layer, e, &w, &error), 0, "%s", error.message);
     test_expert_free(&from);
 }
 
 static inline struct numoe_model *model_make(struct numoe *context)
 {
-    struct numoe_model_desc desc = NUMOE_MODEL_DESC_INIT;
+    const struct numoe_model_desc desc =
+        plain_desc(LAYERS, EXPERTS, TOP_K, HIDDEN, INTERMEDIATE, true);
     struct numoe_error error = NUMOE_ERROR_INIT;
     struct numoe_model *model;
 
-    desc.layers = LAYERS;
-    desc.experts = EXPERTS;
-    desc.experts_per_token = TOP_K;
-    desc.hidden = HIDDEN;
-    desc.intermediate = INTERMEDIATE;
-    desc.bias = true;
-    desc.activation = (struct numoe_activation){.kind = NUMOE_SILU};
-    desc.arithmetic = NUMOE_EXACT;
     cr_assert_eq(numoe_model_create(context, &desc, &model, &error), 0, "%s", error.message);
     for (uint64_t l = 0; l < LAYERS; l++)
         for (uint64_t e = 0; e < EXPERTS; e++)

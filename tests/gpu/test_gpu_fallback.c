@@ -6,7 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "../support/experts.h"
+#include "../support/models.h"
 #include "context.h"
 #include "fake_device.h"
 #include "gpu_model.h"
@@ -30,25 +30,17 @@ static struct numoe *context_make(const struct gpu_ops *ops, struct fake *fake)
 
 static struct numoe_model *model_make(struct numoe *context)
 {
-    struct numoe_model_desc desc = NUMOE_MODEL_DESC_INIT;
+    const struct numoe_model_desc desc =
+        plain_desc(LAYERS, EXPERTS, TOP_K, HIDDEN, INTERMEDIATE, false);
     struct numoe_model *model;
 
-    desc.layers = LAYERS;
-    desc.experts = EXPERTS;
-    desc.experts_per_token = TOP_K;
-    desc.hidden = HIDDEN;
-    desc.intermediate = INTERMEDIATE;
-    desc.activation = (struct numoe_activation){.kind = NUMOE_SILU};
-    desc.arithmetic = NUMOE_EXACT;
     cr_assert_eq(numoe_model_create(context, &desc, &model, NULL), 0);
     random_state = 7;
     for (uint64_t q = 0; q < LAYERS * EXPERTS; q++) {
-        struct numoe_expert_weights w = NUMOE_EXPERT_WEIGHTS_INIT;
+        struct numoe_expert_weights w;
         struct test_expert e;
         test_expert_make(&e, HIDDEN, INTERMEDIATE, false);
-        w.gate = e.source.gate;
-        w.up = e.source.up;
-        w.down = e.source.down;
+        w = expert_weights(&e);
         cr_assert_eq(numoe_expert_load(model, q / EXPERTS, q % EXPERTS, &w, NULL), 0);
         test_expert_free(&e);
     }

@@ -2,7 +2,7 @@
 #include <criterion/criterion.h>
 #include <math.h>
 
-#include "../support/experts.h"
+#include "../support/models.h"
 #include "context.h"
 #include "fake_device.h"
 #include "gpu_run.h"
@@ -163,32 +163,19 @@ static struct numoe *context_make(struct fake *f, uint64_t cache)
 
 static struct numoe_model *model_make(struct numoe *context)
 {
-    struct numoe_model_desc desc = NUMOE_MODEL_DESC_INIT;
+    const struct numoe_model_desc desc =
+        plain_desc(LAYERS, EXPERTS, TOP_K, HIDDEN, INTERMEDIATE, true);
     struct numoe_error error = NUMOE_ERROR_INIT;
     struct numoe_model *model;
 
-    desc.layers = LAYERS;
-    desc.experts = EXPERTS;
-    desc.experts_per_token = TOP_K;
-    desc.hidden = HIDDEN;
-    desc.intermediate = INTERMEDIATE;
-    desc.bias = true;
-    desc.activation = (struct numoe_activation){.kind = NUMOE_SILU};
-    desc.arithmetic = NUMOE_EXACT;
     cr_assert_eq(numoe_model_create(context, &desc, &model, &error), 0, "%s", error.message);
     random_state = 17;
     for (uint64_t q = 0; q < LAYERS * EXPERTS; q++) {
-        struct numoe_expert_weights w = {.size = sizeof w};
+        struct numoe_expert_weights w;
         struct test_expert from;
 
         test_expert_make(&from, HIDDEN, INTERMEDIATE, true);
-        w.gate = from.source.gate;
-        w.up = from.source.up;
-        w.down = from.source.down;
-        w.gate_bias = from.bias[0];
-        w.up_bias = from.bias[1];
-        w.bias_step = 1;
-        w.down_bias = from.bias[2];
+        w = expert_weights(&from);
         if (q % EXPERTS != 4) /* missing */
             cr_assert_eq(numoe_expert_load(model, q / EXPERTS, q % EXPERTS, &w, &error), 0);
         test_expert_free(&from);

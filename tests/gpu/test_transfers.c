@@ -116,7 +116,7 @@ Test(gpu_transfers, a_hundred_thousand_patterns_arrive, .timeout = 300)
                 (unsigned long long)checked);
     cr_expect_gt(copied, 100000);
     cr_expect_gt(checked, copied / 2);
-    patterns_free();
+    regions_free();
 }
 
 /* Experts that stay, taken and not done with: their cells are not given on before they were read.
@@ -155,5 +155,5 @@ Test(gpu_transfers, what_stays_is_waited_for_when_a_call_is_given_up, .timeout =
     cr_expect_eq(f->wrong, 0, "%s", f->text);
     numoe_gpu_close(gpu);
     fake_free(f);
-    patterns_free();
+    regions_free();
 }

@@ -12,11 +12,9 @@
 #define SLICE_BYTES 128
 #endif
 
-enum { LAYERS = 5, EXPERTS = 24, SLICES = 5, REGIONS = 3 };
+enum { LAYERS = 5, EXPERTS = 24, SLICES = 5, REGIONS = 3, ABSENT = 7 };
 
-static uint8_t *arena_of[REGIONS];
-static uint64_t start[REGIONS][LAYERS * EXPERTS + 1]; /* slices */
-static uint32_t generations[LAYERS];
+#include "regions.h"
 
 /* Slices of expert q in a region, some experts having none in some. */
 static inline uint64_t slices_in(uint64_t q, uint32_t region)
@@ -37,40 +35,12 @@ static inline void paint(uint64_t layer)
         const uint64_t q = layer * EXPERTS + e;
         uint64_t slice = 0;
         for (uint32_t r = 0; r < REGIONS; r++)
-            for (uint64_t i = start[r][q]; i < start[r][q + 1]; i++, slice++) {
-                uint64_t *words = (uint64_t *)(void *)(arena_of[r] + i * SLICE_BYTES);
+            for (uint64_t i = starts[r][q]; i < starts[r][q + 1]; i++, slice++) {
+                uint64_t *words = (uint64_t *)(void *)(arenas[r] + i * SLICE_BYTES);
                 for (int w = 0; w < SLICE_BYTES / 8; w++)
                     words[w] = pattern(layer, e, slice, generations[layer]) + (uint64_t)w;
             }
     }
-}
-
-static inline void arena(void *user, uint32_t index, void **address, uint64_t *bytes)
-{
-    (void)user;
-    *address = arena_of[index];
-    *bytes = start[index][LAYERS * EXPERTS] * SLICE_BYTES;
-}
-
-static inline uint64_t place(void *user, uint64_t layer, uint64_t e, uint32_t index,
-                             const uint8_t **address)
-{
-    const uint64_t q = layer * EXPERTS + e;
-    (void)user;
-    *address = arena_of[index] + start[index][q] * SLICE_BYTES;
-    return start[index][q + 1] - start[index][q];
-}
-
-static inline bool present(void *user, uint64_t layer, uint64_t e)
-{
-    (void)user;
-    return layer != 1 || e != 7;
-}
-
-static inline uint32_t generation(void *user, uint64_t layer)
-{
-    (void)user;
-    return generations[layer];
 }
 
 /* The words of a slice are those of its pattern. */
@@ -89,19 +59,12 @@ static inline void patterns_make(void)
 {
     for (uint64_t q = 0; q < LAYERS * EXPERTS; q++)
         for (uint32_t r = 0; r < REGIONS; r++)
-            start[r][q + 1] = start[r][q] + slices_in(q, r);
-    /* at pages: a driver pins no part of one twice */
+            starts[r][q + 1] = starts[r][q] + slices_in(q, r);
+    slice_bytes = SLICE_BYTES;
     for (uint32_t r = 0; r < REGIONS; r++)
-        arena_of[r] =
-            aligned_alloc(4096, (start[r][LAYERS * EXPERTS] * SLICE_BYTES + 4096) / 4096 * 4096);
+        region_make(r);
     for (uint64_t layer = 0; layer < LAYERS; layer++)
         paint(layer);
-}
-
-static inline void patterns_free(void)
-{
-    for (uint32_t r = 0; r < REGIONS; r++)
-        free(arena_of[r]);
 }
 
 static inline struct numoe_gpu_source patterns_source(void)

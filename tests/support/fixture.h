@@ -11,8 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "numoe.h"
-#include "support/experts.h"
+#include "support/models.h"
 
 /* A model of random experts in memory. */
 struct fixture {
@@ -30,19 +29,6 @@ static inline void experts_make(struct fixture *f, uint64_t seed)
     f->experts = calloc(count, sizeof *f->experts);
     for (uint64_t i = 0; i < count; i++)
         test_expert_make(&f->experts[i], f->desc.hidden, f->desc.intermediate, f->desc.bias);
-}
-
-/* An expert's weights as the caller of numoe_expert_load gives them. */
-static inline struct numoe_expert_weights expert_weights(const struct test_expert *e)
-{
-    return (struct numoe_expert_weights){.size = sizeof(struct numoe_expert_weights),
-                                         .gate = e->source.gate,
-                                         .up = e->source.up,
-                                         .down = e->source.down,
-                                         .gate_bias = e->bias[0],
-                                         .up_bias = e->bias[1],
-                                         .bias_step = e->bias[0] ? 1 : 0,
-                                         .down_bias = e->bias[2]};
 }
 
 static inline void experts_load(struct fixture *f)
