@@ -535,6 +535,14 @@ int gpu_sum_fall(struct gpu_sum *s, enum numoe_gpu_sum *way, struct numoe_gpu_mo
         gpu_nccl_abort(&s->nccl); /* before anybody is waited for */
         clear_error(s);
     }
+    /* first of all: whatever fails below, no later call goes the failed way */
+    if (failed == NUMOE_GPU_SUM_PEER)
+        s->peers = false;
+    take_way(s, s->nccl.count ? NUMOE_GPU_SUM_NCCL
+                : s->peers    ? NUMOE_GPU_SUM_PEER
+                              : NUMOE_GPU_SUM_HOST);
+    *way = s->way;
+    note(s, why);
     for (uint32_t i = 0; !rc && i < s->count; i++) {
         struct numoe_gpu *gpu = s->gpus[i];
 
@@ -548,13 +556,6 @@ int gpu_sum_fall(struct gpu_sum *s, enum numoe_gpu_sum *way, struct numoe_gpu_mo
     }
     if (rc)
         return rc;
-    if (failed == NUMOE_GPU_SUM_PEER)
-        s->peers = false;
-    take_way(s, s->nccl.count ? NUMOE_GPU_SUM_NCCL
-                : s->peers    ? NUMOE_GPU_SUM_PEER
-                              : NUMOE_GPU_SUM_HOST);
-    *way = s->way;
-    note(s, why);
     numoe_log_write(&s->gpus[0]->log, NUMOE_LOG_WARNING,
                     "outputs of several GPUs are summed by way of %s from now on, no longer %s: %s",
                     numoe_gpu_sum_names[*way], numoe_gpu_sum_names[failed], why->message);

@@ -16,7 +16,8 @@ static uint32_t generations[LAYERS];
 /* Memory for what starts says. Pages of its own: a driver pins no part of one twice. */
 static inline void region_make(uint32_t r)
 {
-    arenas[r] = aligned_alloc(4096, (starts[r][LAYERS * EXPERTS] * slice_bytes + 4096) / 4096 * 4096);
+    arenas[r] =
+        aligned_alloc(4096, (starts[r][LAYERS * EXPERTS] * slice_bytes + 4096) / 4096 * 4096);
 }
 
 static inline void regions_free(void)

@@ -539,6 +539,46 @@ Test(gpu_sum, nccl_fails_at_every_step, .timeout = 120)
     model_free(m);
 }
 
+static bool sync_failed;
+
+/* Once, of those that leaving off NCCL waits with. */
+static int sync_fails_once(void *device, void *stream)
+{
+    if (!nccl->aborted || sync_failed)
+        return fake_stream_sync(device, stream);
+    sync_failed = true;
+    return fake_refuse(device, 1);
+}
+
+/* The call in which leaving off fails, too, is an error, and none after it goes that way. */
+Test(gpu_sum, leaving_off_nccl_fails_too)
+{
+    struct model *m = model_make(LAYERS, false);
+    struct numoe_error error = NUMOE_ERROR_INIT;
+    struct numoe_gpu_model *model;
+    struct batch b;
+    struct set set;
+    uint64_t done;
+
+    changed = fake_ops;
+    changed.stream_sync = sync_fails_once;
+    set_make(&set, 2, UNKNOWN, 1);
+    nccl_open(&set);
+    for (int i = 0; i < 2; i++)
+        set.gpu[i]->ops = &changed;
+    set_open(&set, m, 2, NUMOE_GPU_SUM_NCCL, &model);
+    call_all(m, model, 1);
+    nccl->fail_at = nccl->calls;
+    batch_make(&b);
+    cr_expect_eq(numoe_gpu_forward(model, 0, &b.call, &done, &error), -EINVAL);
+    cr_expect(sync_failed && batch_right(m, 0, &b, done));
+    cr_expect_eq(report_of(model).sum, NUMOE_GPU_SUM_PEER);
+    call_all(m, model, 4);
+    set_end(&set, model);
+    cr_expect_eq(nccl->aborted, 2);
+    model_free(m);
+}
+
 Test(gpu_sum, errors_of_nccls_own_threads_are_noticed)
 {
     struct model *m = model_make(LAYERS, false);
