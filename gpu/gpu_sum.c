@@ -30,6 +30,10 @@ static void note(struct gpu_sum *s, const struct numoe_error *why)
     if (at == GPU_SUM_NOTES)
         return;
     snprintf(s->notes[at], sizeof s->notes[at], "%.48s: %.160s", why->where, why->message);
+    /* a path may be in it that is no text, or was cut within a letter, and JSON has to take it */
+    for (char *c = s->notes[at]; *c; c++)
+        if ((unsigned char)*c < 0x20 || (unsigned char)*c > 0x7E)
+            *c = '?';
     atomic_store_explicit(&s->noted, at + 1, memory_order_release); /* gpu_sum_report */
 }
 

@@ -473,11 +473,12 @@ Test(gpu_sum, without_nccl_peers_sum_and_without_them_the_host)
         const char *library, *says;
         bool twice;
     } cases[] = {{"/nonexistent/libnccl.so.2", "does not open", false},
+                 {"/\xff\xc3/libnccl.so.2", "?/libnccl.so.2", false}, /* JSON takes text only */
                  {"libm.so.6", "has no ncclGetVersion", false},
                  {FAKE_NCCL, "GPU 0 is there twice", true}};
     struct model *m = model_make(LAYERS, false);
 
-    for (size_t i = 0; i < 3; i++)
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
         for (int peers = 0; peers < 2; peers++) {
             struct numoe_gpu_model *model;
             struct numoe_gpu_report report;
