@@ -4,10 +4,13 @@
  *
  * CPUs may go: one is taken offline, the cpuset shrinks, somebody sets another mask. The kernel
  * then moves the threads, also pinned ones, and nothing is told. So a worker that is about to sleep
- * looks whether it is still on its CPU; if not it is counted as unpinned, with ENODEV, until it is
- * found there again (the kernel puts it back when it can). A worker without a CPU of its own looks,
- * no more than once a second for the whole pool, how many CPUs it may use; and those who sleep with
- * the rest are woken one a second, by the callers, to look.
+ * looks whether it is still on its CPU. If not, and its mask is without that CPU, it is counted as
+ * unpinned, with ENODEV; when its mask has the CPU again it goes back there. It pins itself for
+ * that: the kernel has forgotten the mask of a thread whose CPU was offline (and before Linux 6.2
+ * of any that a cpuset moved), and would let it run anywhere. A worker without a CPU of its own
+ * looks, no more than once a second for the whole pool, how many CPUs it may use. While there are
+ * too few, callers wake those who sleep, one a second, to look; and when all have a CPU of their
+ * own the caller counts, whose mask says what there is besides.
  *
  * With more workers than CPUs the pool spins shortly, and a worker has a rank: REGULAR, woken
  * whenever there is work for it: of those pinned to one CPU the first, of those that are not pinned
@@ -211,21 +214,38 @@ void numoe_pool_count_cpus(struct numoe_pool *pool)
     atomic_store_explicit(&pool->watching, false, memory_order_release);
 }
 
+/* Whether the calling thread's mask has the CPU; if that cannot be told, `otherwise`. */
+static bool is_allowed(const struct numoe_pool *pool, uint32_t os_cpu, bool otherwise)
+{
+    cpu_set_t *mask = numoe_pool_os_memory(1, pool->mask_size);
+
+    if (mask && !numoe_pool_os_get_affinity(pool->mask_size, mask))
+        otherwise = CPU_ISSET_S(os_cpu, pool->mask_size, mask);
+    free(mask);
+    return otherwise;
+}
+
 /* Whether the worker's pinning has changed. */
 static bool look_at_own_cpu(struct numoe_pool_worker_slot *slot)
 {
     const int cpu = numoe_pool_os_cpu();
     const bool there = cpu < 0 || (uint32_t)cpu == slot->os_cpu;
+    const int before = atomic_load_explicit(&slot->pin_errno, memory_order_relaxed);
+    int rc = ENODEV;
 
-    if (there == is_pinned(slot))
+    if (there && before == 0)
         return false;
-    if (there && atomic_load_explicit(&slot->pin_errno, memory_order_relaxed) != ENODEV)
+    if (before != 0 && before != ENODEV)
         return false; /* was never pinned, is there by chance */
-    note_pin(slot, there ? 0 : ENODEV);
+    if (is_allowed(slot->pool, slot->os_cpu, there) && !pin_self(slot->pool, slot->os_cpu))
+        rc = 0;
+    if (rc == before)
+        return false;
+    note_pin(slot, rc);
     return true;
 }
 
-/* By a worker without a CPU of its own. @return whether the number of CPUs has changed */
+/* By a thread without a CPU of its own. @return whether the number of CPUs has changed */
 static bool count_again(struct numoe_pool *pool, bool at_once)
 {
     uint64_t now = numoe_pool_os_now_ns();
@@ -277,7 +297,15 @@ void numoe_pool_tell_refusals(const struct numoe_pool *pool)
     }
 }
 
-/* Those who sleep do not see that CPUs have come back. */
+static bool all_pinned(const struct numoe_pool *pool)
+{
+    for (uint32_t w = 1; w <= pool->threads; w++)
+        if (!is_pinned(&pool->workers[w]))
+            return false;
+    return true;
+}
+
+/* Those who sleep do not see that CPUs have come back, and those who are pinned not how many. */
 static void nudge(struct numoe_pool *pool)
 {
     uint64_t now;
@@ -289,6 +317,8 @@ static void nudge(struct numoe_pool *pool)
     if (now < pool->nudge_ns)
         return;
     pool->nudge_ns = now + WATCH_NS;
+    if (all_pinned(pool) && count_again(pool, true))
+        atomic_store_explicit(&pool->cpus_changed, true, memory_order_relaxed);
     pool->nudged = pool->nudged % pool->threads + 1;
     numoe_pool_wake_one(pool, pool->nudged);
 }

@@ -138,7 +138,7 @@ void numoe_pool_rest(struct numoe_pool_hand *hand, struct numoe_pool_rest *rest,
             if (numoe_pool_is_recalled(hand))
                 return;
             if (rest->until_ns == 0) {
-                rest->until_ns = now + spin_ns;
+                rest->until_ns = spin_ns < UINT64_MAX - now ? now + spin_ns : UINT64_MAX;
             } else if (now >= rest->until_ns) {
                 if (sleep_or_look(hand, seq))
                     numoe_pool_rest_begin(rest);

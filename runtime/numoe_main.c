@@ -29,7 +29,8 @@ static void print_usage(FILE *out)
     fprintf(out,
             "\n\n"
             "Environment:\n"
-            "  NUMOE_ISA  ref, avx2, avx512 or avx512vnni: the instructions to use\n"
+            "  NUMOE_ISA  ref, avx2, avxvnni, avx512, avx512vnni or avx512vnni256: the "
+            "instructions to use\n"
             "\n%s",
             cli_exit_help);
 }

@@ -297,10 +297,90 @@ static void sleep_again(struct numoe_pool *pool, uint32_t worker)
     } while (now.sleeps < before.sleeps + 2);
 }
 
-Test(pool_faults, a_worker_whose_cpu_goes_is_reported, .timeout = 60)
+static void allow(pid_t thread, const uint32_t *cpu, uint32_t count)
+{
+    cpu_set_t mask;
+
+    CPU_ZERO(&mask);
+    for (uint32_t c = 0; c < count; c++)
+        CPU_SET(cpu[c], &mask);
+    cr_assert_eq(sched_setaffinity(thread, sizeof mask, &mask), 0);
+}
+
+static bool may_use_only(pid_t thread, uint32_t cpu)
+{
+    cpu_set_t mask;
+
+    cr_assert_eq(sched_getaffinity(thread, sizeof mask, &mask), 0);
+    return CPU_COUNT(&mask) == 1 && CPU_ISSET(cpu, &mask);
+}
+
+/* Its mask no longer has the CPU; then it has, among others, as after a CPU was offline. */
+Test(pool_faults, a_worker_whose_cpu_goes_is_reported_and_goes_back, .timeout = 60)
 {
     struct messages messages = {0};
     struct numoe_log log = {keep, &messages};
+    struct numoe_pool_config config = NUMOE_POOL_CONFIG_INIT;
+    struct numoe_pool_worker_stats stats;
+    struct numoe_pool_worker workers[2];
+    struct numoe_pool *pool;
+    uint32_t cpu[2];
+    pid_t thread;
+
+    if (allowed(cpu, 2) < 2)
+        cr_skip_test("one CPU");
+    workers[0] = (struct numoe_pool_worker){.os_cpu = cpu[1]};
+    workers[1] = (struct numoe_pool_worker){.os_cpu = cpu[0]};
+    config.worker_count = 2;
+    config.workers = workers;
+    config.spin_ns = 0;
+    config.log = &log;
+    cr_assert_eq(numoe_pool_create(&config, &pool, NULL), 0);
+    thread = thread_named("numoe-1");
+    for (int round = 0; round < 3; round++) {
+        sleep_again(pool, 1);
+        cr_assert_eq(numoe_pool_stats(pool, 1, &stats), 0);
+        cr_assert(stats.pinned && stats.pin_errno == 0);
+        cr_assert_eq(messages.warnings, (uint32_t)round);
+
+        allow(thread, &cpu[1], 1);
+        sleep_again(pool, 1);
+        cr_assert_eq(numoe_pool_stats(pool, 1, &stats), 0);
+        cr_assert(!stats.pinned && stats.pin_errno == ENODEV);
+        check_works(pool);
+        cr_assert_eq(messages.warnings, 1 + (uint32_t)round);
+        cr_assert(strstr(messages.warning, "1 workers are no longer on their CPUs") &&
+                      strstr(messages.warning, "worker 1"),
+                  "%s", messages.warning);
+        cr_assert(may_use_only(thread, cpu[1])); /* what others forbid is not done */
+
+        fail(NUMOE_POOL_OS_SET_AFFINITY, -1, EINVAL);
+        allow(thread, cpu, 2);
+        sleep_again(pool, 1);
+        fail_nothing();
+        cr_assert_eq(numoe_pool_stats(pool, 1, &stats), 0);
+        cr_assert(!stats.pinned && stats.pin_errno == ENODEV);
+        sleep_again(pool, 1);
+        cr_assert_eq(numoe_pool_stats(pool, 1, &stats), 0);
+        cr_assert(stats.pinned && stats.pin_errno == 0);
+        cr_assert(may_use_only(thread, cpu[0]));
+
+        /* moved, though its mask has the CPU: nothing to report */
+        allow(thread, cpu, 2);
+        atomic_store(&on_cpu, (int)cpu[0] + 1);
+        sleep_again(pool, 1);
+        atomic_store(&on_cpu, -1);
+        check_works(pool);
+        cr_assert(may_use_only(thread, cpu[0]));
+        cr_assert_eq(numoe_pool_stats(pool, 1, &stats), 0);
+        cr_assert(stats.pinned && stats.pin_errno == 0);
+    }
+    numoe_pool_destroy(pool);
+}
+
+/* Where masks cannot be read, where a worker runs says it. */
+Test(pool_faults, a_cpu_that_goes_is_noticed_without_masks, .timeout = 60)
+{
     struct numoe_pool_config config = NUMOE_POOL_CONFIG_INIT;
     struct numoe_pool_worker_stats stats;
     struct numoe_pool_worker workers[2];
@@ -313,29 +393,84 @@ Test(pool_faults, a_worker_whose_cpu_goes_is_reported, .timeout = 60)
     config.worker_count = 2;
     config.workers = workers;
     config.spin_ns = 0;
+    cr_assert_eq(numoe_pool_create(&config, &pool, NULL), 0);
+    for (int kind = 0; kind < 2; kind++)
+        for (int gone = 1; gone >= 0; gone--) {
+            fail(kind ? NUMOE_POOL_OS_MEMORY : NUMOE_POOL_OS_GET_AFFINITY, -1, EPERM);
+            atomic_store(&on_cpu, gone ? (int)cpu[0] + 1 : -1);
+            sleep_again(pool, 1);
+            cr_assert_eq(numoe_pool_stats(pool, 1, &stats), 0);
+            cr_assert_eq(stats.pinned, !gone && kind == 0);
+            cr_assert_eq(stats.pin_errno, gone || kind ? ENODEV : 0);
+        }
+    fail_nothing();
+    numoe_pool_destroy(pool);
+}
+
+/* All workers have their CPUs again: they are woken as before, and spin as long. */
+Test(pool_faults, cpus_that_come_back_are_counted, .timeout = 60)
+{
+    struct messages messages = {0};
+    struct numoe_log log = {keep, &messages};
+    struct numoe_pool_config config = NUMOE_POOL_CONFIG_INIT;
+    struct numoe_pool_worker workers[2];
+    struct numoe_pool *pool;
+    uint32_t cpu[2];
+    pid_t thread;
+
+    if (allowed(cpu, 2) < 2)
+        cr_skip_test("one CPU");
+    workers[0] = (struct numoe_pool_worker){.os_cpu = cpu[0]};
+    workers[1] = (struct numoe_pool_worker){.os_cpu = cpu[1]};
+    config.worker_count = 2;
+    config.workers = workers;
+    config.spin_ns = 5000;
     config.log = &log;
     cr_assert_eq(numoe_pool_create(&config, &pool, NULL), 0);
-    sleep_again(pool, 1);
-    cr_assert_eq(numoe_pool_stats(pool, 1, &stats), 0);
-    cr_assert(stats.pinned && stats.pin_errno == 0);
-    cr_assert_eq(messages.warnings, 0);
+    thread = thread_named("numoe-1");
+    for (int whole = 0; whole < 2; whole++) {
+        allow(0, cpu, 1); /* the caller, as a cpuset that shrinks would */
+        allow(thread, cpu, 1);
+        sleep_again(pool, 1);
+        cr_assert_eq(pool->cpus, 1);
+        cr_assert_eq(pool->spin_ns, 2000);
+        cr_assert_eq(pool->workers[1].rank, NUMOE_POOL_RESERVE);
 
-    atomic_store(&on_cpu, (int)cpu[0] + 1);
-    sleep_again(pool, 1);
-    cr_assert_eq(numoe_pool_stats(pool, 1, &stats), 0);
-    cr_assert(!stats.pinned && stats.pin_errno == ENODEV);
-    check_works(pool);
-    cr_assert_eq(messages.warnings, 1);
-    cr_assert(strstr(messages.warning, "1 workers are no longer on their CPUs") &&
-                  strstr(messages.warning, "worker 1"),
-              "%s", messages.warning);
+        /* its own CPU alone, as newer kernels remember it, or all that the caller has */
+        allow(0, cpu, 2);
+        allow(thread, whole ? cpu : &cpu[1], whole ? 2 : 1);
+        while (pool->workers[1].rank != NUMOE_POOL_REGULAR) {
+            atomic_fetch_add(&added_ns, 1000000000u);
+            check_works(pool);
+        }
+        cr_assert_eq(pool->cpus, 2);
+        cr_assert_eq(pool->spin_ns, 5000);
+        check_works(pool);
+        cr_assert(strstr(messages.info, "2 workers have 2 CPUs now"), "%s", messages.info);
+        cr_assert(may_use_only(thread, cpu[1]));
+    }
+    numoe_pool_destroy(pool);
+}
 
-    atomic_store(&on_cpu, -1);
-    sleep_again(pool, 1);
-    cr_assert_eq(numoe_pool_stats(pool, 1, &stats), 0);
-    cr_assert(stats.pinned && stats.pin_errno == 0);
+Test(pool_faults, a_worker_may_spin_for_ever, .timeout = 60)
+{
+    struct numoe_pool_config config = NUMOE_POOL_CONFIG_INIT;
+    struct numoe_pool_worker_stats stats;
+    struct numoe_pool *pool;
+    uint32_t cpu[2];
+
+    if (allowed(cpu, 2) < 2)
+        cr_skip_test("one CPU");
+    config.worker_count = 2;
+    config.spin_ns = UINT64_MAX;
+    cr_assert_eq(numoe_pool_create(&config, &pool, NULL), 0);
     check_works(pool);
-    cr_assert_eq(messages.warnings, 1);
+    for (int i = 0; i < 20; i++) {
+        atomic_fetch_add(&added_ns, 1000000000000u);
+        nanosleep(&(struct timespec){0, 5000000}, NULL);
+    }
+    cr_assert_eq(numoe_pool_stats(pool, 1, &stats), 0);
+    cr_assert_eq(stats.sleeps, 0);
     numoe_pool_destroy(pool);
 }
 
@@ -376,16 +511,6 @@ Test(pool_faults, the_callers_cpu_may_go_and_come_back, .timeout = 60)
     cr_assert_eq(sched_getaffinity(0, sizeof after, &after), 0);
     cr_assert(CPU_EQUAL(&before, &after));
     numoe_pool_destroy(pool);
-}
-
-static void allow(pid_t thread, const uint32_t *cpu, uint32_t count)
-{
-    cpu_set_t mask;
-
-    CPU_ZERO(&mask);
-    for (uint32_t c = 0; c < count; c++)
-        CPU_SET(cpu[c], &mask);
-    cr_assert_eq(sched_setaffinity(thread, sizeof mask, &mask), 0);
 }
 
 /* What a shrinking cpuset does to threads: their masks change under them. */
