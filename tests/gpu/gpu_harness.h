@@ -47,6 +47,7 @@ static inline void end(void)
 {
     harness_passed += harness_ok;
     harness_failed += !harness_ok;
+    printf("%s %s\n", harness_ok ? "ok  " : "FAIL", harness_name);
 }
 
 static inline int finish(void)
@@ -62,6 +63,7 @@ static inline bool have_device(int tests)
     int count = 0;
     cudaError_t e = cudaGetDeviceCount(&count);
 
+    setvbuf(stdout, NULL, _IOLBF, 0); /* a program that is killed has said how far it came */
     if (e || count == 0) {
         printf("skipped: no CUDA device: %s\n", e ? cudaGetErrorString(e) : "none found");
         harness_skipped += tests;
@@ -90,7 +92,8 @@ static inline void must(cudaError_t e, const char *what)
 
 enum { GUARD = 1024 };
 
-/* Device memory with GUARD bytes of a pattern on either side. */
+/* Device memory with GUARD bytes of a pattern on either side. Filled when this returns: streams of
+ * the tests do not wait for the default one, in which it is filled. */
 struct guarded {
     uint8_t *all, *data;
     uint64_t bytes;
@@ -107,12 +110,14 @@ static inline void guarded_make(struct guarded *g, uint64_t bytes, uint8_t fill)
     must(cudaMemset(g->all, g->pattern, inner + 2 * GUARD), "cudaMemset");
     g->data = g->all + GUARD;
     must(cudaMemset(g->data, fill, bytes), "cudaMemset");
+    must(cudaDeviceSynchronize(), "cudaMemset");
 }
 
 static inline void guarded_put(struct guarded *g, const void *from, uint64_t bytes)
 {
     guarded_make(g, bytes, 0);
     must(cudaMemcpy(g->data, from, bytes, cudaMemcpyHostToDevice), "copy to the device");
+    must(cudaDeviceSynchronize(), "copy to the device");
 }
 
 static inline void guarded_check(const struct guarded *g, const char *what)
