@@ -484,28 +484,71 @@ void gpu_take_outputs(const struct numoe_gpu_model *m, const struct numoe_gpu_ca
     }
 }
 
-int gpu_pass_wait(struct numoe_gpu_model *m, void *event, struct numoe_error *error)
+/* *all: every event has happened. */
+static int ask(struct numoe_gpu_model *const *models, void *const *events, uint32_t count,
+               bool *all, const char *what, struct numoe_error *error)
+{
+    int rc = 0;
+
+    *all = true;
+    for (uint32_t i = 0; !rc && i < count; i++) {
+        struct numoe_gpu *gpu = models[i]->gpu;
+        bool done = true;
+
+        if (events[i])
+            rc = gpu_enter(gpu, error);
+        if (!rc && events[i])
+            rc = gpu_judge(gpu, gpu->ops->event_query(gpu->device, events[i], &done), error, "%s",
+                           what);
+        *all = *all && done;
+    }
+    return rc;
+}
+
+/* Whether some of the next layer's experts still wait for staging, of any device. */
+static bool pump(struct numoe_gpu_model *const *models, uint32_t count)
+{
+    bool more = false;
+
+    for (uint32_t i = 0; i < count; i++) {
+        bool some = false;
+
+        /* what goes wrong in the prefetch shows when its layer is called */
+        if (models[i]->stream.filling && !gpu_enter(models[i]->gpu, NULL) &&
+            !gpu_stream_pump(&models[i]->stream, &some, NULL))
+            more = more || some;
+    }
+    return more;
+}
+
+int gpu_pass_wait(struct numoe_gpu_model *const *models, void *const *events, uint32_t count,
+                  const struct gpu_nccl *nccl, const char *what, struct numoe_error *error)
 {
     const struct timespec nap = {0, 20000};
-    struct numoe_gpu *gpu = m->gpu;
-    bool more = m->stream.filling != NULL, done = false;
-    const int entered = gpu_enter(gpu, error);
+    bool more = false, all = false;
+    int rc = 0;
 
-    if (entered)
-        return entered;
-
-    while (more && !done) {
-        int rc = gpu_judge(gpu, gpu->ops->event_query(gpu->device, event, &done), error,
-                           "computing a layer");
-        if (rc)
-            return rc;
-        /* what goes wrong in the prefetch shows when its layer is called */
-        if (!done && gpu_stream_pump(&m->stream, &more, NULL))
-            more = false;
-        if (!done && more)
+    for (uint32_t i = 0; i < count; i++)
+        more = more || models[i]->stream.filling;
+    while (!rc && !all && (more || nccl)) {
+        rc = ask(models, events, count, &all, what, error);
+        if (rc || all)
+            break;
+        more = pump(models, count);
+        if (nccl)
+            rc = gpu_nccl_health(nccl, error);
+        if (!rc && (more || nccl))
             nanosleep(&nap, NULL);
     }
-    return gpu_judge(gpu, gpu->ops->event_sync(gpu->device, event), error, "computing a layer");
+    for (uint32_t i = 0; !rc && !all && i < count; i++) {
+        struct numoe_gpu *gpu = models[i]->gpu;
+
+        if (events[i])
+            rc = gpu_enter(gpu, error);
+        if (!rc && events[i])
+            rc = gpu_judge(gpu, gpu->ops->event_sync(gpu->device, events[i]), error, "%s", what);
+    }
+    return rc;
 }
 
 /* ---- calls ----------------------------------------------------------------------------------- */
@@ -583,15 +626,6 @@ int gpu_pass_inputs(struct numoe_gpu_model *m, const struct numoe_gpu_call *call
     return rc;
 }
 
-int gpu_pass_arrived(struct numoe_gpu_model *m, struct numoe_error *error)
-{
-    int rc = 0;
-
-    for (int i = 0; !rc && i < 2; i++)
-        rc = gpu_pass_wait(m, m->half_free[i], error);
-    return rc;
-}
-
 uint8_t *gpu_pass_x(const struct numoe_gpu_model *m, const struct numoe_gpu_call *call,
                     uint64_t token, uint64_t *row_bytes)
 {
@@ -624,8 +658,8 @@ int gpu_pass_compute(struct numoe_gpu_model *m, const struct numoe_gpu_call *cal
     return 0;
 }
 
-int gpu_pass_await(struct numoe_gpu_model *m, uint64_t at, uint64_t *count, const uint8_t **rows,
-                   struct numoe_error *error)
+void *gpu_pass_rows(const struct numoe_gpu_model *m, uint64_t at, uint64_t *count,
+                    const uint8_t **rows)
 {
     const struct gpu_pass *p = &m->pass;
     const uint64_t left = p->tokens - at;
@@ -633,7 +667,7 @@ int gpu_pass_await(struct numoe_gpu_model *m, uint64_t at, uint64_t *count, cons
 
     *count = left < p->staged ? left : p->staged;
     *rows = m->host + half * m->half_bytes;
-    return gpu_pass_wait(m, m->half_free[half], error);
+    return m->half_free[half];
 }
 
 int gpu_pass_outputs(struct numoe_gpu_model *m, const struct numoe_gpu_call *call, uint64_t at,
@@ -704,7 +738,9 @@ int numoe_gpu_finish(struct numoe_gpu_model *m, const struct numoe_gpu_call *cal
     }
     do {
         const uint8_t *rows;
-        rc = gpu_pass_await(m, at, &count, &rows, error);
+        void *come = gpu_pass_rows(m, at, &count, &rows);
+
+        rc = gpu_pass_wait(&m, &come, 1, NULL, "computing a layer", error);
         if (rc)
             break;
         gpu_take_outputs(m, call, at, count, &rows, 1, call->join);

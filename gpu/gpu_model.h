@@ -4,6 +4,8 @@
 
 #include "gpu_stream.h"
 
+struct gpu_nccl;
+
 /* Where the parts of a pass lie in one block of device memory. */
 struct gpu_parts {
     uint64_t x, ids, routing, out, sum, work, bytes;
@@ -58,9 +60,9 @@ int gpu_model_make(struct numoe_gpu *gpu, const struct numoe_gpu_source *source,
 /*
  * The steps of a call, for one device or for several: choose the pass's tokens, at most so many;
  * queue its inputs, x of tokens [begin, end) alone; queue the computation, and with outputs the
- * first of them; wait for the outputs of its tokens [at, at + *count), which are then at *rows
- * until more are queued; queue more outputs; and end, as failed with rc. A step that fails before
- * gpu_pass_compute is through leaves nothing running.
+ * first of them; wait for the event of the outputs of its tokens [at, at + *count), which are then
+ * at *rows until more are queued; queue more outputs; and end, as failed with rc. A step that fails
+ * before gpu_pass_compute is through leaves nothing running.
  */
 int gpu_pass_plan(struct numoe_gpu_model *model, uint64_t layer, const struct numoe_gpu_call *call,
                   uint64_t first, uint64_t most, struct numoe_error *error);
@@ -68,19 +70,24 @@ int gpu_pass_inputs(struct numoe_gpu_model *model, const struct numoe_gpu_call *
                     uint64_t begin, uint64_t end, struct numoe_error *error);
 int gpu_pass_compute(struct numoe_gpu_model *model, const struct numoe_gpu_call *call, bool outputs,
                      struct numoe_error *error);
-int gpu_pass_await(struct numoe_gpu_model *model, uint64_t at, uint64_t *count,
-                   const uint8_t **rows, struct numoe_error *error);
+void *gpu_pass_rows(const struct numoe_gpu_model *model, uint64_t at, uint64_t *count,
+                    const uint8_t **rows);
 int gpu_pass_more(struct numoe_gpu_model *model, const struct numoe_gpu_call *call,
                   struct numoe_error *error);
-/* Of the steps: outputs from token `at` on, none being on its way; inputs have arrived; and where x
- * of a token is on the device. */
+/* Of the steps: outputs from token `at` on, none being on its way; and where x of a token is on the
+ * device. */
 int gpu_pass_outputs(struct numoe_gpu_model *model, const struct numoe_gpu_call *call, uint64_t at,
                      struct numoe_error *error);
-int gpu_pass_arrived(struct numoe_gpu_model *model, struct numoe_error *error);
 uint8_t *gpu_pass_x(const struct numoe_gpu_model *model, const struct numoe_gpu_call *call,
                     uint64_t token, uint64_t *row_bytes);
-/* Until the event has happened; copies of the next layer that wait for staging go on meanwhile. */
-int gpu_pass_wait(struct numoe_gpu_model *model, void *event, struct numoe_error *error);
+/*
+ * Until an event of each device has happened; NULL: none of that one. On all of them copies of the
+ * next layer that wait for staging go on meanwhile. nccl: NULL, or what may be behind the events:
+ * its kernels wait for each other, so that to wait for one device is to wait for ever if another is
+ * lost; then all are asked in turn, and so is NCCL.
+ */
+int gpu_pass_wait(struct numoe_gpu_model *const *models, void *const *events, uint32_t count,
+                  const struct gpu_nccl *nccl, const char *what, struct numoe_error *error);
 void gpu_pass_end(struct numoe_gpu_model *model, uint64_t tokens, int rc);
 
 /* Write the outputs of the pass's tokens [at, at + count), as they came from `parts` devices. sums:

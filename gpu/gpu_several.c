@@ -330,6 +330,7 @@ static int pass_inputs(struct gpu_several *s, const struct numoe_gpu_call *part,
     const uint64_t each = (tokens + s->count - 1) / s->count;
     struct numoe_gpu_model *models[NUMOE_GPU_MOST];
     struct numoe_error why = NUMOE_ERROR_INIT;
+    void *events[NUMOE_GPU_MOST];
     int rc = 0;
 
     list_models(s, models);
@@ -337,8 +338,11 @@ static int pass_inputs(struct gpu_several *s, const struct numoe_gpu_call *part,
         const uint64_t begin = i * each < tokens ? i * each : tokens;
         rc = gpu_pass_inputs(models[i], part, begin, begin + each, error);
     }
-    for (uint32_t i = 0; !rc && i < s->count; i++)
-        rc = gpu_pass_arrived(models[i], error);
+    for (int half = 0; !rc && half < 2; half++) {
+        for (uint32_t i = 0; i < s->count; i++)
+            events[i] = models[i]->half_free[half];
+        rc = gpu_pass_wait(models, events, s->count, NULL, "copying inputs", error);
+    }
     if (rc || !gpu_sum_pass_inputs(&s->sum, models, part, each, &why))
         return rc;
     s->way = NUMOE_GPU_SUM_PEER;
@@ -397,11 +401,13 @@ static int take_sums(struct gpu_several *s, const struct numoe_gpu_call *call,
     const struct numoe_gpu_model *lead = models[0];
     uint64_t queued = *at;
     struct gpu_round rounds[2];
+    void *events[NUMOE_GPU_MOST];
     unsigned slot = 0;
-    int rc = 0;
+    int rc;
 
-    for (uint32_t i = 0; !rc && i < s->count; i++)
-        rc = gpu_pass_wait(models[i], models[i]->computed, error);
+    for (uint32_t i = 0; i < s->count; i++)
+        events[i] = models[i]->computed;
+    rc = gpu_pass_wait(models, events, s->count, NULL, "computing a layer", error);
     for (unsigned k = 0; !rc && k < 2 && queued < lead->pass.tokens; k++) {
         rounds[k] = gpu_sum_round(&s->sum, lead, queued, k);
         queued += rounds[k].tokens;
@@ -437,12 +443,14 @@ static int take_parts(struct gpu_several *s, const struct numoe_gpu_call *call,
 {
     const struct numoe_gpu_call part = part_of(call);
     const uint8_t *rows[NUMOE_GPU_MOST];
+    void *events[NUMOE_GPU_MOST];
     uint64_t count = 0;
     int rc = 0;
 
     while (!rc && *at < models[0]->pass.tokens) {
-        for (uint32_t i = 0; !rc && i < s->count; i++)
-            rc = gpu_pass_await(models[i], *at, &count, &rows[i], error);
+        for (uint32_t i = 0; i < s->count; i++)
+            events[i] = gpu_pass_rows(models[i], *at, &count, &rows[i]);
+        rc = gpu_pass_wait(models, events, s->count, NULL, "computing a layer", error);
         if (rc)
             break;
         gpu_take_outputs(models[0], call, *at, count, rows, s->count, true);

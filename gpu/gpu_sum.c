@@ -4,7 +4,6 @@
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 #include "numoe_cuda.h"
 
@@ -485,46 +484,18 @@ int gpu_sum_queue(struct gpu_sum *s, enum numoe_gpu_sum way, struct numoe_gpu_mo
     return rc;
 }
 
-/* NCCL's kernels wait for each other: to wait for one device is to wait for ever if another is
- * lost. So all are asked, and NCCL too, until all are through. */
-static int await_nccl(struct gpu_sum *s, struct numoe_gpu_model *const *models,
-                      const struct gpu_round *r, struct numoe_error *error)
-{
-    const struct timespec nap = {0, 20000};
-    bool all = false;
-    int rc = 0;
-
-    while (!rc && !all) {
-        all = true;
-        for (uint32_t i = 0; !rc && i < s->count; i++) {
-            struct numoe_gpu *gpu = s->gpus[i];
-            bool done = true;
-
-            rc = gpu_enter(gpu, error);
-            if (!rc)
-                rc = gpu_judge(
-                    gpu, gpu->ops->event_query(gpu->device, models[i]->half_free[r->slot], &done),
-                    error, "summing outputs by NCCL");
-            all = all && done;
-        }
-        if (!rc && !all)
-            rc = gpu_nccl_health(&s->nccl, error);
-        if (!rc && !all)
-            nanosleep(&nap, NULL);
-    }
-    return rc;
-}
-
 int gpu_sum_await(struct gpu_sum *s, enum numoe_gpu_sum way, struct numoe_gpu_model *const *models,
                   const struct gpu_round *r, struct numoe_error *error)
 {
-    int rc = 0;
+    const bool nccl = way == NUMOE_GPU_SUM_NCCL;
+    void *events[NUMOE_GPU_MOST];
+    int rc;
 
-    if (way == NUMOE_GPU_SUM_NCCL)
-        rc = await_nccl(s, models, r, error);
-    for (uint32_t i = 0; !rc && way == NUMOE_GPU_SUM_PEER && i < s->count; i++)
-        if (gpu_round_begin(r, i) < r->tokens)
-            rc = gpu_pass_wait(models[i], models[i]->half_free[r->slot], error);
+    for (uint32_t i = 0; i < s->count; i++)
+        events[i] =
+            nccl || gpu_round_begin(r, i) < r->tokens ? models[i]->half_free[r->slot] : NULL;
+    rc = gpu_pass_wait(models, events, s->count, nccl ? &s->nccl : NULL,
+                       nccl ? "summing outputs by NCCL" : "summing outputs", error);
     gpu_tally_add(&s->tally, GPU_SUMMED_TOKENS, rc ? 0 : r->tokens);
     return rc;
 }

@@ -643,3 +643,103 @@ Test(gpu_sum, a_device_lost_amid_nccl_ends_the_call, .timeout = 240)
         model_free(m);
     }
 }
+
+/* ---- waiting ----------------------------------------------------------------------------------
+ */
+
+static struct numoe_gpu_model *waiting; /* whose events are looked at */
+static uint64_t held_back, alone;
+
+enum { HELD_MOST = 5000 };
+
+static bool of_pass(const void *event)
+{
+    for (uint32_t i = 0; i < numoe_gpu_model_parts(waiting); i++) {
+        const struct numoe_gpu_model *part = numoe_gpu_model_part(waiting, i);
+
+        if (event == part->computed || event == part->half_free[0] || event == part->half_free[1])
+            return true;
+    }
+    return false;
+}
+
+/* Some of the next layer waits for staging of a device. */
+static bool stages(struct numoe_gpu_model *model)
+{
+    for (uint32_t i = 0; i < numoe_gpu_model_parts(model); i++)
+        if (numoe_gpu_model_part(model, i)->stream.filling)
+            return true;
+    return false;
+}
+
+/* No pass is over before all of the next layer that waits for staging is queued. */
+static int query_holds_back(void *device, void *event, bool *done)
+{
+    const int e = fake_event_query(device, event, done);
+
+    if (!e && waiting && of_pass(event) && stages(waiting) && held_back < HELD_MOST) {
+        held_back++;
+        *done = false;
+    }
+    return e;
+}
+
+static int sync_watches(void *device, void *event)
+{
+    alone += waiting && of_pass(event) && stages(waiting);
+    return fake_event_sync(device, event);
+}
+
+/* Whichever device is waited for, and by which way outputs come. */
+Test(gpu_sum, links_are_not_idle_while_a_call_waits, .timeout = 120)
+{
+    struct model *m = model_make(LAYERS, false);
+
+    changed = fake_ops;
+    changed.event_query = query_holds_back;
+    changed.event_sync = sync_watches;
+    for (int sum = NUMOE_GPU_SUM_HOST; sum <= NUMOE_GPU_SUM_NCCL; sum++) {
+        const struct numoe_gpu_source source = source_near(m);
+        struct numoe_gpu_model_options options = options_of(m, 1);
+        struct numoe_gpu_model *model;
+        struct set set;
+        uint32_t staged = 0;
+
+        set_make(&set, 3, UNKNOWN, 5);
+        nccl_open(&set);
+        for (int i = 0; i < 3; i++) {
+            set.gpu[i]->ops = &changed;
+            set.fake[i]->speed = 0;
+        }
+        options.sum = (enum numoe_gpu_sum)sum;
+        options.cache_bytes = 1;
+        cr_assert(options.no_pinning);
+        cr_assert_eq(numoe_gpu_model_create_over(set.gpu, 3, &source, &options, &model, NULL), 0);
+        for (uint32_t i = 0; i < 3;
+             i++) /* small buffers, so that a layer takes more than there are */
+            numoe_gpu_model_part(model, i)->ring.buffer_bytes = 1024;
+        for (int i = 0; i < 24; i++) {
+            const uint64_t layer = (uint64_t)i % LAYERS;
+            uint64_t tokens, done;
+            struct batch b;
+
+            batch_make(&b);
+            b.call.ahead = EXPERTS;
+            cr_assert_eq(numoe_gpu_start(model, layer, &b.call, 0, &tokens, NULL), 0);
+            cr_assert_eq(tokens, b.call.tokens);
+            staged += stages(model);
+            waiting = model;
+            held_back = 0;
+            cr_assert_eq(numoe_gpu_finish(model, &b.call, &done, NULL), 0);
+            waiting = NULL;
+            cr_expect_lt(held_back, HELD_MOST, "%s: call %d waited, and nothing was queued",
+                         numoe_gpu_sum_names[sum], i);
+            cr_assert(batch_right(m, layer, &b, done));
+        }
+        cr_expect_eq(report_of(model).sum, (enum numoe_gpu_sum)sum);
+        cr_expect_eq(alone, 0, "%s: one device was waited for alone", numoe_gpu_sum_names[sum]);
+        cr_expect_gt(staged, 6, "%s: %u", numoe_gpu_sum_names[sum], staged);
+        set_end(&set, model);
+    }
+    model_free(m);
+}
