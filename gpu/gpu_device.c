@@ -272,6 +272,18 @@ int numoe_gpu_health(const struct numoe_gpu *gpu, struct numoe_error *error)
     return code ? say_dead(gpu, code, error) : 0;
 }
 
+/* No call goes to the device any more. */
+static void lose(struct numoe_gpu *gpu, int code, const char *what)
+{
+    if (atomic_load_explicit(&gpu->dead, memory_order_relaxed))
+        return;
+    snprintf(gpu->where, sizeof gpu->where, "%s", what);
+    atomic_store_explicit(&gpu->dead, code, memory_order_release); /* numoe_gpu_health */
+    numoe_log_write(&gpu->log, NUMOE_LOG_ERROR,
+                    "%s is lost to this process: %s (CUDA error %d) in %s", gpu->properties.name,
+                    gpu->ops->error_text(code), code, what);
+}
+
 int gpu_judge(struct numoe_gpu *gpu, int code, struct numoe_error *error, const char *what, ...)
 {
     char text[128];
@@ -283,13 +295,7 @@ int gpu_judge(struct numoe_gpu *gpu, int code, struct numoe_error *error, const 
     vsnprintf(text, sizeof text, what, args);
     va_end(args);
     if (gpu_fault_of(code) == GPU_FAULT_DEAD) {
-        if (!atomic_load_explicit(&gpu->dead, memory_order_relaxed)) {
-            memcpy(gpu->where, text, sizeof gpu->where);
-            atomic_store_explicit(&gpu->dead, code, memory_order_release); /* numoe_gpu_health */
-            numoe_log_write(&gpu->log, NUMOE_LOG_ERROR,
-                            "%s is lost to this process: %s (CUDA error %d) in %s",
-                            gpu->properties.name, gpu->ops->error_text(code), code, text);
-        }
+        lose(gpu, code, text);
         return say_dead(gpu, code, error);
     }
     gpu->ops->clear_error(gpu->device);
@@ -304,4 +310,19 @@ int gpu_enter(struct numoe_gpu *gpu, struct numoe_error *error)
     int rc = numoe_gpu_health(gpu, error);
     return rc ? rc
               : gpu_judge(gpu, gpu->ops->enter(gpu->device), error, "making the device current");
+}
+
+/* A wait may be refused for want of memory for a moment. */
+enum { STILL_TRIES = 3 };
+
+void gpu_still(struct numoe_gpu *gpu, void *stream, const char *what)
+{
+    int code = 0;
+
+    for (int i = 0; i < STILL_TRIES; i++) {
+        code = gpu->ops->stream_sync(gpu->device, stream);
+        if (!gpu_judge(gpu, code, NULL, "%s", what) || numoe_gpu_health(gpu, NULL))
+            return;
+    }
+    lose(gpu, code, what);
 }

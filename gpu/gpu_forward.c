@@ -569,8 +569,8 @@ static void settle(struct numoe_gpu_model *m)
     struct numoe_gpu *gpu = m->gpu;
 
     gpu_stream_end(&m->stream, m->stream.compute);
-    gpu_judge(gpu, gpu->ops->stream_sync(gpu->device, m->stream.compute), NULL, "the failed call");
-    gpu_judge(gpu, gpu->ops->stream_sync(gpu->device, m->results), NULL, "the failed call");
+    gpu_still(gpu, m->stream.compute, "the failed call");
+    gpu_still(gpu, m->results, "the failed call");
     m->running = false;
 }
 

@@ -37,6 +37,10 @@ int gpu_wrap(const struct gpu_ops *ops, void *device, const struct numoe_gpu_pro
 int gpu_judge(struct numoe_gpu *gpu, int code, struct numoe_error *error, const char *what, ...)
     NUMOE_PRINTF(4, 5);
 
+/* After a failed call: what was queued on the stream is past, or the device is lost; for what is
+ * not known to be past still uses memory. A wait that is refused is tried again. */
+void gpu_still(struct numoe_gpu *gpu, void *stream, const char *what);
+
 /* Make the device current in this thread, unless it is dead. */
 int gpu_enter(struct numoe_gpu *gpu, struct numoe_error *error);
 

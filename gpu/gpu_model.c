@@ -19,7 +19,7 @@ static void model_free(struct numoe_gpu_model *m)
     const struct gpu_ops *ops = gpu->ops;
 
     if (m->results) {
-        gpu_judge(gpu, ops->stream_sync(gpu->device, m->results), NULL, "the last outputs");
+        gpu_still(gpu, m->results, "the last outputs");
         gpu_judge(gpu, ops->stream_destroy(gpu->device, m->results), NULL, "freeing a stream");
     }
     gpu_trace_free(m->stream.trace);

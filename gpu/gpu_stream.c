@@ -839,14 +839,14 @@ void gpu_stream_end(struct gpu_stream *s, void *on)
         return;
     /* no event stands behind what reads the cells, which may be given to others from now on */
     if (s->kept_open)
-        gpu_judge(gpu, gpu->ops->stream_sync(gpu->device, on), NULL, "the failed call");
+        gpu_still(gpu, on, "the failed call");
     s->kept_open = false;
     for (uint32_t i = 0; i < s->window.count; i++) {
         struct gpu_piece *p = gpu_window_piece(&s->window, i);
         if (p->job != s->current || p->state != GPU_PIECE_TAKEN)
             continue;
         if (!waited)
-            gpu_judge(gpu, gpu->ops->stream_sync(gpu->device, on), NULL, "the failed call");
+            gpu_still(gpu, on, "the failed call");
         waited = true;
         drop_piece(s, p);
     }

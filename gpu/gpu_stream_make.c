@@ -279,11 +279,11 @@ void gpu_stream_fini(struct gpu_stream *s)
     const struct gpu_ops *ops = gpu->ops;
 
     if (s->copies)
-        gpu_judge(gpu, ops->stream_sync(gpu->device, s->copies), NULL, "the last copies");
+        gpu_still(gpu, s->copies, "the last copies");
     if (s->compute)
-        gpu_judge(gpu, ops->stream_sync(gpu->device, s->compute), NULL, "the last computation");
+        gpu_still(gpu, s->compute, "the last computation");
     if (s->fills)
-        gpu_judge(gpu, ops->stream_sync(gpu->device, s->fills), NULL, "the last copies");
+        gpu_still(gpu, s->fills, "the last copies");
     for (uint32_t i = 0; i < GPU_PIECES; i++) {
         drop_event(s, s->window.pieces[i].copied);
         drop_event(s, s->window.pieces[i].used);

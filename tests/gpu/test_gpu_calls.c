@@ -264,3 +264,65 @@ Test(gpu_calls, without_a_device_the_reason_is_kept)
     cr_expect_eq(numoe_open(&options, &context, &error), -EINVAL);
     cr_expect(strstr(error.message, "perhaps"));
 }
+
+/* ---- a wait that is refused after a call that failed ------------------------------------------
+ */
+
+static struct gpu_ops refusing;
+static unsigned launches_left, refusals, refused;
+
+static int launch_fails_once(void *device, void *stream, const struct numoe_cuda_ffn *ffn)
+{
+    return launches_left-- ? fake_launch(device, stream, ffn) : fake_refuse(device, 1);
+}
+
+static int sync_refused(void *device, void *stream)
+{
+    if (launches_left < 1000 || refused >= refusals)
+        return fake_stream_sync(device, stream);
+    refused++;
+    return fake_refuse(device, 2);
+}
+
+/* What was queued still uses the buffers: it is waited for again, or the device is given up. */
+Test(gpu_calls, memory_is_not_used_again_before_a_failed_call_is_past)
+{
+    struct numoe *there = context_make(NULL);
+    struct numoe_model *cpu = model_make(there);
+
+    refusing = fake_ops;
+    refusing.launch = launch_fails_once;
+    refusing.stream_sync = sync_refused;
+    for (unsigned wanted = 1; wanted <= 20; wanted++) {
+        struct fake *f = fake_make(wanted);
+        struct numoe *here = context_make(f);
+        struct numoe_model *gpu = model_make(here);
+        const bool lost = wanted == 20;
+
+        here->gpu->ops = &refusing;
+        here->gpu_from_tokens = 1;
+        f->speed = 8;
+        launches_left = wanted % 4;
+        refusals = lost ? UINT32_MAX : 1 + wanted % 2;
+        refused = 0;
+        for (uint64_t i = 0; i < 8; i++) {
+            struct call a, b;
+
+            call_make(&a, i);
+            call_make(&b, i);
+            cr_assert_eq(numoe_forward(gpu, i % LAYERS, &a.batch, &a.result, NULL), 0);
+            cr_assert_eq(numoe_forward(cpu, i % LAYERS, &b.batch, &b.result, NULL), 0);
+            cr_expect_lt(distance(&a, &b), 5e-3, "%u refusals, call %d", refusals, (int)i);
+        }
+        cr_expect_gt(refused, 0);
+        cr_expect_eq(numoe_gpu_health(here->gpu, NULL), lost ? -EIO : 0);
+        refusals = 0;
+        numoe_model_destroy(gpu);
+        cr_expect_eq(f->wrong, 0, "%s", f->text);
+        cr_expect_eq(f->range_count, 0);
+        numoe_close(here);
+        fake_free(f);
+    }
+    numoe_model_destroy(cpu);
+    numoe_close(there);
+}
