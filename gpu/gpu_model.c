@@ -156,7 +156,7 @@ int gpu_model_make(struct numoe_gpu *gpu, const struct numoe_gpu_source *source,
                  : o->cache_bytes ? o->cache_bytes
                                   : UINT64_MAX,
         .budget = free_bytes > m->keep_free_bytes ? free_bytes - m->keep_free_bytes : 0,
-        .piece = o->piece_bytes ? o->piece_bytes : GPU_COPY_LEAST,
+        .piece = o->piece_bytes ? o->piece_bytes : GPU_PIECE_LEAST,
     };
     rc = gpu_stream_init(&m->stream, gpu, &m->source, m->pins, m->ring.gpu ? &m->ring : NULL,
                          &sizes, error);

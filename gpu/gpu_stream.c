@@ -8,7 +8,7 @@
  * A call of a layer is a job: the experts that it needs and that do not stay on the device, in
  * order. They are copied in pieces, each a run of the job's list: of each node one contiguous copy
  * for consecutive experts, so that a piece has at least 4 MiB of every node where there are so many
- * experts, and batched copies where there are not. A piece is a third of what is left: few
+ * experts, and all of a piece as one batch. A piece is a third of what is left: few
  * launches, and little to compute when the last has arrived. gpu_window.h has the states of a
  * piece; here is what is done between them:
  *
@@ -385,27 +385,25 @@ fail:
 
 /* ---- filling --------------------------------------------------------------------------------- */
 
+/* As one, where there are several: each copy that is queued by itself leaves the link idle for some
+ * 3 us before it. */
 static int send_batch(struct gpu_stream *s, struct numoe_error *error)
 {
     struct numoe_gpu *gpu = s->gpu;
     const struct gpu_ops *ops = gpu->ops;
-    bool small = false;
     int rc = 0;
 
-    for (uint32_t i = 0; i < s->batch_count; i++)
-        small = small || s->batch_bytes[i] < GPU_COPY_LEAST;
-    if (s->batch_count > 1 && small) {
+    if (s->batch_count > 1) {
         rc = gpu_judge(gpu,
                        ops->copy_in_many(gpu->device, s->copies, s->batch_to, s->batch_from,
                                          s->batch_bytes, s->batch_count),
                        error, "copying experts");
         gpu_tally_add(&s->tally, GPU_BATCHES, 1);
-    } else {
-        for (uint32_t i = 0; !rc && i < s->batch_count; i++)
-            rc = gpu_judge(gpu,
-                           ops->copy_in(gpu->device, s->copies, s->batch_to[i], s->batch_from[i],
-                                        s->batch_bytes[i]),
-                           error, "copying experts");
+    } else if (s->batch_count == 1) {
+        rc = gpu_judge(gpu,
+                       ops->copy_in(gpu->device, s->copies, s->batch_to[0], s->batch_from[0],
+                                    s->batch_bytes[0]),
+                       error, "copying experts");
     }
     for (uint32_t i = 0; !rc && i < s->batch_count; i++)
         gpu_tally_add(&s->tally, GPU_COPIED_BYTES, s->batch_bytes[i]);
@@ -476,7 +474,6 @@ static int fill(struct gpu_stream *s, bool block, bool *stuck, struct numoe_erro
 
         bytes = gpu_pinned_reach(s->pinned, from, bytes, &is_pinned);
         if (is_pinned) {
-            bytes = bytes < GPU_COPY_MOST ? bytes : GPU_COPY_MOST;
             s->batch_to[s->batch_count] = s->pool + to;
             s->batch_from[s->batch_count] = from;
             s->batch_bytes[s->batch_count++] = bytes;

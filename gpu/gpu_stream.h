@@ -107,10 +107,8 @@ static inline uint32_t *gpu_stream_table(const struct gpu_stream *stream, uint8_
 }
 
 enum { GPU_BATCH = 256 };
-/* Of one copy: a small one behind it on another stream waits no longer than this takes. */
-#define GPU_COPY_MOST ((uint64_t)32 << 20)
-/* Shorter copies are slow one by one. */
-#define GPU_COPY_LEAST ((uint64_t)4 << 20)
+/* What each region gives to a piece at least, unless that is asked for: shorter copies are slow. */
+#define GPU_PIECE_LEAST ((uint64_t)4 << 20)
 
 /* What is wanted of budget_bytes of device memory. */
 struct gpu_stream_sizes {

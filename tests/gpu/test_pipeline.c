@@ -329,6 +329,72 @@ Test(gpu_pipeline, only_what_is_hit_is_copied)
     model_free(m);
 }
 
+static const struct gpu_stream *filled;
+static uint64_t queued_copies;
+
+static void count_queued(const void *to)
+{
+    const uint8_t *at = to;
+
+    queued_copies += filled && at >= filled->pool && at < filled->pool + filled->pool_bytes;
+}
+
+static int count_one(void *device, void *stream, void *to, const void *from, uint64_t bytes)
+{
+    count_queued(to);
+    return fake_copy_in(device, stream, to, from, bytes);
+}
+
+static int count_many(void *device, void *stream, void *const *to, const void *const *from,
+                      const uint64_t *bytes, uint32_t count)
+{
+    count_queued(to[0]);
+    return fake_copy_in_many(device, stream, to, from, bytes, count);
+}
+
+/* However many nodes and cells it comes from and goes to. */
+Test(gpu_pipeline, all_copies_of_a_piece_are_queued_at_once)
+{
+    struct gpu_ops counting = fake_ops;
+
+    counting.copy_in = count_one;
+    counting.copy_in_many = count_many;
+    for (uint64_t seed = 1; seed <= 8; seed++) {
+        struct model *m = model_make(LAYERS, false);
+        struct fake *f = fake_make(seed);
+        struct numoe_gpu *gpu = wrap(f);
+        const struct numoe_gpu_source source = source_of(m);
+        const struct numoe_gpu_model_options options = {
+            .stream = seed % 2,
+            .cache_bytes = seed % 2 ? 0 : LAYERS * SLICES * m->shape.bytes,
+            .keep_free_bytes = 4 << 20};
+        struct numoe_gpu_model *model;
+        struct numoe_gpu_report report;
+
+        gpu->ops = &counting;
+        cr_assert_eq(numoe_gpu_model_create(gpu, &source, &options, &model, NULL), 0);
+        filled = &model->stream;
+        queued_copies = 0;
+        for (uint64_t i = 0; i < 3 * LAYERS; i++) {
+            struct batch b;
+            uint64_t done;
+
+            batch_make(&b);
+            b.call.ahead = NUMOE_GPU_NO_AHEAD;
+            cr_assert_eq(numoe_gpu_forward(model, i % LAYERS, &b.call, &done, NULL), 0);
+            cr_assert(batch_right(m, i % LAYERS, &b, done));
+        }
+        numoe_gpu_model_report(model, &report);
+        cr_expect_gt(report.batches, 0);
+        cr_expect_lt(report.batches, report.pieces);
+        cr_expect_eq(queued_copies, report.pieces, "%d copies, %d pieces", (int)queued_copies,
+                     (int)report.pieces);
+        filled = NULL;
+        close_clean(model, gpu, f);
+        model_free(m);
+    }
+}
+
 Test(gpu_pipeline, the_copy_stream_has_nothing_but_copies)
 {
     struct model *m = model_make(LAYERS, true);
