@@ -176,6 +176,89 @@ Test(pool_park, workers_without_a_cpu_are_left_asleep, .timeout = 60)
     numoe_pool_destroy(pool);
 }
 
+struct meeting {
+    _Atomic uint32_t begun;
+    _Atomic bool missed;
+};
+
+/* Waits for the other item for five seconds. */
+static void meet(void *context, uint32_t item, uint32_t worker)
+{
+    struct meeting *meeting = context;
+
+    (void)item, (void)worker;
+    atomic_fetch_add(&meeting->begun, 1);
+    for (int ms = 0; atomic_load(&meeting->begun) < 2; ms++) {
+        if (ms == 5000) {
+            atomic_store(&meeting->missed, true);
+            return;
+        }
+        sleep_us(1000);
+    }
+}
+
+/* 64 workers of two CPUs, all asleep. NULL: there are other than two. */
+static struct numoe_pool *crowd_asleep(void)
+{
+    static struct numoe_pool_worker workers[64];
+    struct numoe_pool_config config = NUMOE_POOL_CONFIG_INIT;
+    uint32_t cpu[2];
+    struct numoe_pool *pool;
+
+    if (allowed_cpus(cpu, 2) < 2)
+        return NULL;
+    for (int w = 0; w < 64; w++)
+        workers[w] = (struct numoe_pool_worker){.os_cpu = cpu[w % 2]};
+    config.worker_count = 64;
+    config.workers = workers;
+    config.spin_ns = 0;
+    cr_assert_eq(numoe_pool_create(&config, &pool, NULL), 0);
+    if (pool->cpus != 2) {
+        numoe_pool_destroy(pool);
+        return NULL;
+    }
+    /* with a call, as one a second wakes a worker to look at its CPUs */
+    cr_assert_eq(numoe_pool_run(pool, &(struct numoe_pool_job){.phase_count = 0}), 0);
+    while (atomic_load(&pool->sleepers) < 63)
+        sched_yield();
+    return pool;
+}
+
+/* The second share is a worker's that has no CPU: one that has is woken for it. */
+Test(pool_park, a_worker_with_a_cpu_is_woken_for_another_ones_share, .timeout = 60)
+{
+    struct meeting meeting = {0};
+    const struct numoe_pool_job job = {
+        .context = &meeting, .phase_count = 1, .phases = {{.run = meet, .items = 2}}};
+    struct numoe_pool *pool = crowd_asleep();
+
+    if (!pool)
+        cr_skip_test("not two CPUs");
+    cr_assert_eq(numoe_pool_run(pool, &job), 0);
+    cr_assert(!meeting.missed);
+    numoe_pool_destroy(pool);
+}
+
+/* The caller is away, so its CPU is free. */
+Test(pool_park, the_reserve_is_woken_for_a_job_that_was_submitted, .timeout = 60)
+{
+    struct meeting meeting = {0};
+    const struct numoe_pool_job job = {
+        .context = &meeting, .phase_count = 1, .phases = {{.run = meet, .items = 2}}};
+    struct numoe_pool *pool = crowd_asleep();
+    uint64_t ticket;
+
+    if (!pool)
+        cr_skip_test("not two CPUs");
+    cr_assert_eq(pool->workers[2].rank, NUMOE_POOL_RESERVE);
+    cr_assert_eq(numoe_pool_submit(pool, &job, &ticket), 0);
+    while (atomic_load(&meeting.begun) < 2) /* without this thread's help */
+        sleep_us(1000);
+    cr_assert_eq(numoe_pool_wait(pool, ticket), 0);
+    cr_assert(!meeting.missed);
+    numoe_pool_destroy(pool);
+}
+
 Test(pool_park, parked_workers_come_back, .timeout = 60)
 {
     uint32_t cpu[2];
