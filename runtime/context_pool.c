@@ -73,7 +73,8 @@ static struct numoe_pool_worker *list_workers(const struct numoe *context, uint3
         workers[w] = (struct numoe_pool_worker){
             /* threads beyond the plan share its CPUs, wherever the system puts them */
             .os_cpu = context->described || w >= plan->worker_count ? UINT32_MAX : from->os_cpu,
-            .l3 = from->l3,
+            /* not known: one in each node */
+            .l3 = from->l3 != NUMOE_NONE ? from->l3 : NUMOE_NONE - from->plan_node,
             .node = from->plan_node,
             .domain = from->domain,
             .package = from->package,

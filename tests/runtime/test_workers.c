@@ -8,6 +8,7 @@
 
 #include "bench.h"
 #include "context.h"
+#include "model.h"
 #include "numoe.h"
 #include "pool_internal.h"
 #include "support/fixture.h"
@@ -171,6 +172,28 @@ Test(workers_trips, follow_the_machines_distances, .timeout = 60)
     }
 }
 
+/* Where the machine does not say who shares a cache, workers of other nodes are far all the same.
+ */
+Test(workers_trips, caches_that_are_not_known_are_in_a_node, .timeout = 60)
+{
+    struct numoe_options options = NUMOE_OPTIONS_INIT;
+    struct numoe *context = NULL;
+
+    options.topology = "numa:4(memory=16GB) core:2 pu:1";
+    cr_assert_eq(numoe_open(&options, &context, NULL), 0);
+    for (uint32_t w = 0; w < 8; w++) {
+        const struct numoe_pool_kin *kin = &context->pool->kins[context->pool->workers[w].kin];
+
+        cr_assert_eq(context->plan->workers[w].l3, NUMOE_NONE);
+        cr_expect_eq(kin->ring[1], 2);
+        cr_expect_eq(kin->order[0] / 2, w / 2);
+        cr_expect_eq(kin->order[1] / 2, w / 2);
+        cr_expect_eq(kin->trip_ns[0], 0);
+        cr_expect(kin->rings > 1 && kin->trip_ns[1] > 0);
+    }
+    numoe_close(context);
+}
+
 /* ---- several contexts and models ------------------------------------------------------------- */
 
 struct side {
@@ -237,6 +260,53 @@ Test(workers_side_by_side, pools_on_disjoint_nodes, .timeout = 120)
         close_model(&sides[s].f);
         experts_free(&sides[s].f);
     }
+}
+
+/* ---- memory ---------------------------------------------------------------------------------- */
+
+/* Each node's memory is made resident by its own workers. One node has a piece of 64 MiB more than
+ * the other, which has as many workers; nobody takes anything from afar. */
+Test(workers_memory, of_a_node_is_touched_by_the_nodes_workers, .timeout = 120)
+{
+    struct numoe_options options = NUMOE_OPTIONS_INIT;
+    struct numoe_model_desc desc = NUMOE_MODEL_DESC_INIT;
+    struct numoe_error error = NUMOE_ERROR_INIT;
+    struct numoe_pool_worker_stats before[2], after;
+    uint64_t pieces[2], all = 0;
+    struct numoe *context;
+    struct numoe_model *model;
+    cpu_set_t mask;
+
+    cr_assert_eq(sched_getaffinity(0, sizeof mask, &mask), 0);
+    if (CPU_COUNT(&mask) < 2)
+        cr_skip_test("one CPU");
+    options.topology = "numa:2(memory=16GB) core:1 pu:1";
+    options.steal_trip_percent = UINT32_MAX;
+    options.spin_ns = UINT64_MAX;
+    desc.layers = desc.experts = desc.experts_per_token = 1;
+    desc.hidden = 4096;
+    desc.intermediate = (uint64_t)643 * 32;
+    desc.activation.kind = NUMOE_SILU;
+    cr_assert_eq(numoe_open(&options, &context, &error), 0, "%s", error.message);
+    for (uint32_t w = 0; w < 2; w++)
+        cr_assert_eq(numoe_pool_stats(context->pool, w, &before[w]), 0);
+    cr_assert_eq(numoe_model_create(context, &desc, &model, &error), 0, "%s", error.message);
+    for (uint32_t n = 0; n < 2; n++) {
+        pieces[n] = (numoe_memory_bytes(model->nodes[n].memory) + (64 << 20) - 1) / (64 << 20);
+        all += pieces[n];
+    }
+    cr_assert_eq(all, 3);
+    for (uint32_t w = 0; w < 2; w++) {
+        cr_assert_eq(context->plan->workers[w].plan_node, w);
+        cr_assert_eq(numoe_pool_stats(context->pool, w, &after), 0);
+        cr_expect_eq(after.items - before[w].items, pieces[w], "worker %u: %lu of %lu", w,
+                     after.items - before[w].items, pieces[w]);
+    }
+    /* shared out without regard for nodes, the first worker would have had as many as the second
+     * has, or the other way round */
+    cr_assert_eq(pieces[0], 2);
+    numoe_model_destroy(model);
+    numoe_close(context);
 }
 
 /* ---- idleness -------------------------------------------------------------------------------- */
