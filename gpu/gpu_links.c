@@ -1,10 +1,13 @@
 /* Speeds of several devices' links. SPDX-License-Identifier: Apache-2.0 */
 #include "gpu_links.h"
 
+#include <errno.h>
 #include <string.h>
 
 #define LINK_BYTES ((uint64_t)32 << 20)
 #define LINK_COPIES 4
+/* What peers copy must be so much faster than what links do. */
+#define FASTER 1.25
 
 struct link {
     struct numoe_gpu *gpu;
@@ -144,4 +147,28 @@ int gpu_links_measure(struct numoe_gpu *const *gpus, uint32_t count, bool peers,
     for (uint32_t i = 0; i < count; i++)
         link_free(&links[i]);
     return rc;
+}
+
+double gpu_links_slowest_peer(const struct gpu_links *links, uint32_t count)
+{
+    double slowest = links->peer_gbs[0];
+
+    for (uint32_t i = 1; i < count; i++)
+        slowest = links->peer_gbs[i] < slowest ? links->peer_gbs[i] : slowest;
+    return slowest;
+}
+
+int gpu_links_compare(const struct gpu_links *links, uint32_t count, struct numoe_error *error)
+{
+    const double slowest = gpu_links_slowest_peer(links, count);
+    double fastest = 0;
+
+    for (uint32_t i = 0; i < count; i++)
+        fastest = links->host_gbs[i] > fastest ? links->host_gbs[i] : fastest;
+    return slowest > FASTER * fastest
+               ? 0
+               : numoe_error_set(
+                     error, -ENOTSUP, "links",
+                     "copies between GPUs carry %.1f GB/s, those from the host up to %.1f GB/s",
+                     slowest, fastest);
 }

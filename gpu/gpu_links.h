@@ -19,4 +19,11 @@ int gpu_links_measure(struct numoe_gpu *const *gpus, uint32_t count, bool peers,
                       struct gpu_links *links, struct numoe_error *peer_error,
                       struct numoe_error *error);
 
+/* The slowest of the copies from device to device. */
+double gpu_links_slowest_peer(const struct gpu_links *links, uint32_t count);
+
+/* 0: copies from device to device are so much faster than those from the host that what can come
+ * either way comes from devices; -ENOTSUP: they are not, with both speeds. */
+int gpu_links_compare(const struct gpu_links *links, uint32_t count, struct numoe_error *error);
+
 #endif

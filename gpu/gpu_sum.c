@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "gpu_peers.h"
 #include "numoe_cuda.h"
 
 /* Of a device's rows in a round: its copy to the host takes long beside what queues it. */
@@ -13,9 +14,6 @@
 enum { SCRATCH_PART = 64 };
 /* Outputs, or inputs, that are worth another meeting of all devices. */
 #define LEAST_BYTES ((uint64_t)2 << 20)
-/* What peers copy must be so much faster than what links do. */
-#define FASTER 1.25
-#define CHECK_BYTES ((uint64_t)64 << 10)
 
 _Static_assert((int)NUMOE_GPU_MOST <= (int)NUMOE_CUDA_PARTS, "parts of a sum");
 
@@ -132,106 +130,6 @@ static void free_scratch(struct gpu_sum *s)
     }
 }
 
-struct check {
-    void *streams[NUMOE_GPU_MOST];
-    uint32_t *host; /* pinned: what was sent, what came back */
-    uint64_t bytes;
-};
-
-static uint32_t word(uint32_t device, uint64_t i)
-{
-    return (uint32_t)i * 2654435761u ^ (device + 1) * 40503u;
-}
-
-static int sync(struct gpu_sum *s, const struct check *c, uint32_t i, struct numoe_error *error)
-{
-    return gpu_judge(s->gpus[i], s->gpus[i]->ops->stream_sync(s->gpus[i]->device, c->streams[i]),
-                     error, "trying copies between devices");
-}
-
-/* Device `from` has words of its own, and so has, by a copy, device `to`. */
-static int check_pair(struct gpu_sum *s, const struct check *c, uint32_t to, uint32_t from,
-                      struct numoe_error *error)
-{
-    struct numoe_gpu *gpu = s->gpus[to];
-    uint32_t *back = c->host + c->bytes / 4;
-    int rc = gpu_enter(gpu, error);
-
-    memset(back, 0xEE, c->bytes);
-    if (!rc)
-        rc = gpu_judge(gpu, gpu->ops->peer_open(gpu->device, s->gpus[from]->device), error,
-                       "opening GPU %u's memory to GPU %u", s->gpus[from]->properties.index,
-                       gpu->properties.index);
-    if (!rc)
-        rc = gpu_judge(gpu,
-                       gpu->ops->copy_peer(gpu->device, c->streams[to],
-                                           s->scratch[to] + s->slot_bytes, s->gpus[from]->device,
-                                           s->scratch[from], c->bytes),
-                       error, "copying from GPU %u", s->gpus[from]->properties.index);
-    if (!rc)
-        rc = gpu_judge(gpu,
-                       gpu->ops->copy_out(gpu->device, c->streams[to], back,
-                                          s->scratch[to] + s->slot_bytes, c->bytes),
-                       error, "trying copies between devices");
-    if (!rc)
-        rc = sync(s, c, to, error);
-    for (uint64_t i = 0; !rc && i < c->bytes / 4; i++)
-        if (back[i] != word(from, i))
-            rc = numoe_error_set(error, -ENOTSUP, gpu->properties.name,
-                                 "what GPU %u copies from GPU %u is not what is there",
-                                 gpu->properties.index, s->gpus[from]->properties.index);
-    return rc;
-}
-
-/* Everybody opens everybody's memory, and looks at what comes from there: bridges that translate
- * addresses have been seen to lose what passes between devices. */
-static int open_peers(struct gpu_sum *s, struct numoe_error *error)
-{
-    struct numoe_gpu *first = s->gpus[0];
-    struct check c = {.bytes = s->slot_bytes < CHECK_BYTES ? s->slot_bytes : CHECK_BYTES};
-    int rc = gpu_enter(first, error);
-
-    if (!rc)
-        rc = gpu_judge(first,
-                       first->ops->host_allocate(first->device, 2 * c.bytes, (void **)&c.host),
-                       error, "allocating pinned memory to try copies between devices");
-    for (uint32_t i = 0; !rc && i < s->count; i++) {
-        struct numoe_gpu *gpu = s->gpus[i];
-
-        for (uint64_t k = 0; k < c.bytes / 4; k++)
-            c.host[k] = word(i, k);
-        rc = gpu_enter(gpu, error);
-        if (!rc)
-            rc = gpu_judge(gpu, gpu->ops->stream_create(gpu->device, &c.streams[i]), error,
-                           "making a stream");
-        if (!rc)
-            rc = gpu_judge(
-                gpu, gpu->ops->copy_in(gpu->device, c.streams[i], s->scratch[i], c.host, c.bytes),
-                error, "trying copies between devices");
-        if (!rc)
-            rc = sync(s, &c, i, error);
-    }
-    for (uint32_t to = 0; !rc && to < s->count; to++)
-        for (uint32_t from = 0; !rc && from < s->count; from++)
-            if (to != from)
-                rc = check_pair(s, &c, to, from, error);
-    for (uint32_t i = 0; i < s->count; i++) {
-        gpu_enter(s->gpus[i], NULL);
-        if (c.streams[i])
-            sync(s, &c, i, NULL);
-    }
-    for (uint32_t i = 0; i < s->count; i++) {
-        gpu_enter(s->gpus[i], NULL);
-        if (c.streams[i])
-            gpu_judge(s->gpus[i], s->gpus[i]->ops->stream_destroy(s->gpus[i]->device, c.streams[i]),
-                      NULL, "freeing a stream");
-    }
-    gpu_enter(first, NULL);
-    if (c.host)
-        gpu_judge(first, first->ops->host_release(first->device, c.host), NULL, "freeing memory");
-    return rc;
-}
-
 int gpu_sum_open(struct gpu_sum *s, struct numoe_gpu *const *gpus, uint32_t count,
                  enum numoe_gpu_sum wish, uint64_t row, struct numoe_error *error)
 {
@@ -250,7 +148,7 @@ int gpu_sum_open(struct gpu_sum *s, struct numoe_gpu *const *gpus, uint32_t coun
         free_scratch(s);
         return health(s, error);
     }
-    rc = open_peers(s, &why);
+    rc = gpu_peers_open(gpus, count, s->scratch, s->slot_bytes, &why);
     s->peers = !rc;
     if (rc)
         note(s, &why);
@@ -260,23 +158,14 @@ int gpu_sum_open(struct gpu_sum *s, struct numoe_gpu *const *gpus, uint32_t coun
 static void choose_peer(struct gpu_sum *s, const struct gpu_links *links,
                         const struct numoe_error *peer_error)
 {
-    double slowest = links->peer_gbs[0], fastest = 0;
+    struct numoe_error slow = NUMOE_ERROR_INIT;
 
     if (!s->peers)
         return;
     take_way(s, NUMOE_GPU_SUM_PEER);
-    for (uint32_t i = 0; i < s->count; i++) {
-        slowest = links->peer_gbs[i] < slowest ? links->peer_gbs[i] : slowest;
-        fastest = links->host_gbs[i] > fastest ? links->host_gbs[i] : fastest;
-    }
-    s->peer_gbs = slowest;
-    if (s->wish == NUMOE_GPU_SUM_AUTO && slowest <= FASTER * fastest) {
-        struct numoe_error slow = NUMOE_ERROR_INIT;
-
+    s->peer_gbs = gpu_links_slowest_peer(links, s->count);
+    if (s->wish == NUMOE_GPU_SUM_AUTO && gpu_links_compare(links, s->count, &slow)) {
         take_way(s, NUMOE_GPU_SUM_HOST);
-        numoe_error_set(&slow, -ENOTSUP, "links",
-                        "copies between GPUs carry %.1f GB/s, those from the host up to %.1f GB/s",
-                        slowest, fastest);
         note(s, peer_error->code ? peer_error : &slow);
     }
 }
