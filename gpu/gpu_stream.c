@@ -210,11 +210,6 @@ static int add_copy(struct gpu_stream *s, const uint8_t *from, uint64_t to, uint
     return 0;
 }
 
-static uint32_t cell_of(const struct gpu_stream *s, const struct gpu_job *job, uint32_t i)
-{
-    return s->cache.cell_of[gpu_cache_at(&s->cache, job->layer, job->list[i])];
-}
-
 /* The rest of an expert's row of a table, of which `had` slices are somewhere. */
 static void fill_row(const struct gpu_stream *s, uint32_t *row, uint64_t had)
 {
@@ -278,7 +273,7 @@ static uint32_t size_piece(const struct gpu_stream *s, const struct gpu_job *job
     want = want < behind ? behind : want;
     want = want < left ? want : left;
     for (*bytes = 0; count < want; count++) {
-        const bool passes = cell_of(s, job, job->opened + count) == GPU_NO_CELL;
+        const bool passes = gpu_stream_cell(s, job, job->opened + count) == GPU_NO_CELL;
         if (passes && *bytes && *bytes + s->cell_bytes > most)
             break;
         *bytes += passes ? s->cell_bytes : 0;
@@ -294,7 +289,7 @@ static int await_cells(struct gpu_stream *s, const struct gpu_job *job, uint32_t
     int rc = 0;
 
     for (uint32_t i = job->opened; !rc && i < job->opened + count; i++) {
-        const uint32_t cell = cell_of(s, job, i);
+        const uint32_t cell = gpu_stream_cell(s, job, i);
         if (cell == GPU_NO_CELL)
             continue;
         if (s->cell_user[cell] != GPU_NO_LAYER && s->cell_user[cell] != last) {
@@ -354,6 +349,7 @@ static int open_piece(struct gpu_stream *s, uint32_t index, struct numoe_error *
     p->job = index;
     p->first = job->opened;
     p->end = job->opened += count;
+    p->readers = s->in_call ? s->readers : 0;
     s->filling = p;
     s->copy_count = s->copy_at = s->batch_count = 0;
     s->copy_offset = 0;
@@ -365,8 +361,9 @@ static int open_piece(struct gpu_stream *s, uint32_t index, struct numoe_error *
         p->host_table[e * s->source->slices] = NUMOE_GPU_ABSENT;
     to = s->cache.cells * s->cell_bytes + gpu_window_begin(&s->window, p);
     for (uint32_t i = p->first, end; !rc && i < p->end; i = end) {
-        const uint32_t cell = cell_of(s, job, i);
-        for (end = i + 1; cell == GPU_NO_CELL && end < p->end && cell_of(s, job, end) == cell &&
+        const uint32_t cell = gpu_stream_cell(s, job, i);
+        for (end = i + 1; cell == GPU_NO_CELL && end < p->end &&
+                          gpu_stream_cell(s, job, end) == cell &&
                           job->list[end] == job->list[end - 1] + 1;)
             end++;
         rc = lay_out_run(s, job, i, end, cell == GPU_NO_CELL ? to : cell * s->cell_bytes,
@@ -606,9 +603,20 @@ int gpu_stream_begin(struct gpu_stream *s, uint64_t layer, const uint32_t *need,
     list_experts(s, &s->jobs[s->current], need);
     s->need = need;
     s->tokens = tokens ? tokens : s->tokens;
+    s->readers = 0;
     s->in_call = true;
     s->kept_given = false;
     return 0;
+}
+
+void gpu_stream_lend(struct gpu_stream *s, uint32_t readers)
+{
+    s->readers = readers;
+    for (uint32_t i = 0; i < s->window.count; i++) {
+        struct gpu_piece *p = gpu_window_piece(&s->window, i);
+        if (p->job == s->current && p->state != GPU_PIECE_SPENT)
+            p->readers = readers; /* prefetched */
+    }
 }
 
 /* The table of the experts that stay, on the device as it is now. */
@@ -728,13 +736,57 @@ static int next_piece(struct gpu_stream *s, struct gpu_piece **out, struct numoe
     return 0;
 }
 
+/* Experts that are needed stay; or come. */
+static bool any_kept(const struct gpu_stream *s)
+{
+    bool any = false;
+
+    for (uint32_t e = 0; !any && e < s->source->experts; e++)
+        any = s->need[e] && gpu_cache_holds(&s->cache, s->jobs[s->current].layer, e);
+    return any;
+}
+
+static bool any_comes(const struct gpu_stream *s)
+{
+    const struct gpu_job *job = &s->jobs[s->current];
+    bool any = false;
+
+    for (uint32_t i = 0; !any && i < job->count; i++)
+        any = s->need[job->list[i]];
+    return any;
+}
+
+/* The same, with as many opened as there is space for. *full: one is left, and there is none. */
+static int find_piece(struct gpu_stream *s, struct gpu_piece **p, bool *full,
+                      struct numoe_error *error)
+{
+    const struct gpu_job *job = &s->jobs[s->current];
+    bool more, block = false;
+
+    for (*full = false;; block = true) {
+        const uint32_t opened = job->opened;
+        int rc = advance(s, s->current, block, &more, error);
+
+        *p = NULL;
+        if (!rc && block && job->opened == opened) {
+            *full = true;
+            return 0;
+        }
+        if (!rc)
+            rc = next_piece(s, p, error);
+        if (rc || *p || job->opened == job->count)
+            return rc;
+    }
+}
+
 int gpu_stream_next(struct gpu_stream *s, void *on, struct gpu_part *part,
                     struct numoe_error *error)
 {
     const uint64_t width = 32 * s->source->shape.hidden_tiles;
     struct gpu_job *job = &s->jobs[s->current];
     struct numoe_gpu *gpu = s->gpu;
-    bool more, kept = false, comes = false;
+    struct gpu_piece *p;
+    bool full;
     int rc = 0;
 
     *part = (struct gpu_part){.weights = s->pool};
@@ -747,46 +799,42 @@ int gpu_stream_next(struct gpu_stream *s, void *on, struct gpu_part *part,
             return rc;
     }
     if (!s->kept_given) {
-        for (uint32_t e = 0; !kept && e < s->source->experts; e++)
-            kept = s->need[e] && gpu_cache_holds(&s->cache, job->layer, e);
-        for (uint32_t i = 0; !comes && i < job->count; i++)
-            comes = s->need[job->list[i]];
         s->kept_given = true;
-        if (kept || !comes)
+        if (any_kept(s) || !any_comes(s))
             return give_kept(s, job, on, part, error);
     }
-    for (;;) {
-        struct gpu_piece *p;
+    rc = find_piece(s, &p, &full, error);
+    if (!rc && full)
+        rc = numoe_error_set(error, -EAGAIN, "window", "pieces that are taken fill all of it");
+    if (rc || !p)
+        return rc;
+    rc = gpu_judge(gpu, gpu->ops->stream_wait(gpu->device, on, p->copied), error,
+                   "waiting for layer %llu", (unsigned long long)job->layer);
+    if (rc)
+        return rc;
+    mark_computing(s, on);
+    p->state = GPU_PIECE_TAKEN;
+    gpu_tally_add(&s->tally, GPU_PIECES_TAKEN, 1);
+    part->piece = p;
+    part->slice_at = p->table;
+    return 0;
+}
 
-        rc = advance(s, s->current, false, &more, error);
-        if (!rc)
-            rc = next_piece(s, &p, error);
-        if (rc)
-            return rc;
-        if (!p && job->opened == job->count)
-            return 0;
-        if (!p) {
-            /* space or descriptors: pieces that were dropped on the way may have been in it */
-            const uint32_t opened = job->opened;
-            rc = advance(s, s->current, true, &more, error);
-            if (!rc && job->opened == opened)
-                rc = numoe_error_set(error, -EAGAIN, "window",
-                                     "pieces that are taken fill all of it");
-            if (rc)
-                return rc;
-            continue;
-        }
-        rc = gpu_judge(gpu, gpu->ops->stream_wait(gpu->device, on, p->copied), error,
-                       "waiting for layer %llu", (unsigned long long)job->layer);
-        if (rc)
-            return rc;
-        mark_computing(s, on);
-        p->state = GPU_PIECE_TAKEN;
-        gpu_tally_add(&s->tally, GPU_PIECES_TAKEN, 1);
-        part->piece = p;
-        part->slice_at = p->table;
+int gpu_stream_look(struct gpu_stream *s, enum gpu_stream_ahead *ahead, struct numoe_error *error)
+{
+    bool full, here = true;
+    struct gpu_piece *p;
+    int rc = find_piece(s, &p, &full, error);
+
+    if (!rc && !s->kept_given && any_kept(s)) {
+        *ahead = GPU_PART_HERE;
         return 0;
     }
+    if (!rc && p)
+        rc = gpu_judge(s->gpu, s->gpu->ops->event_query(s->gpu->device, p->copied, &here), error,
+                       "waiting for layer %llu", (unsigned long long)s->jobs[s->current].layer);
+    *ahead = full ? GPU_PART_FULL : !p ? GPU_PART_NONE : here ? GPU_PART_HERE : GPU_PART_COMES;
+    return rc;
 }
 
 int gpu_stream_done(struct gpu_stream *s, void *on, const struct gpu_part *part,
@@ -803,7 +851,7 @@ int gpu_stream_done(struct gpu_stream *s, void *on, const struct gpu_part *part,
         s->computing = NULL;
     }
     for (uint32_t i = p ? p->first : 0; p && !cells && i < p->end; i++)
-        cells = cell_of(s, job, i) != GPU_NO_CELL;
+        cells = gpu_stream_cell(s, job, i) != GPU_NO_CELL;
     if (cells || s->bias)
         rc = gpu_judge(gpu, gpu->ops->event_record(gpu->device, s->used[job->layer], on), error,
                        "marking the end of layer %llu", (unsigned long long)job->layer);
@@ -817,7 +865,7 @@ int gpu_stream_done(struct gpu_stream *s, void *on, const struct gpu_part *part,
     p->state = GPU_PIECE_SPENT;
     p->was_used = true;
     for (uint32_t i = p->first; cells && i < p->end; i++) {
-        const uint32_t cell = cell_of(s, job, i);
+        const uint32_t cell = gpu_stream_cell(s, job, i);
         if (cell == GPU_NO_CELL)
             continue;
         s->cell_user[cell] = job->layer;
@@ -827,13 +875,11 @@ int gpu_stream_done(struct gpu_stream *s, void *on, const struct gpu_part *part,
     return 0;
 }
 
-void gpu_stream_end(struct gpu_stream *s, void *on)
+void gpu_stream_settle(struct gpu_stream *s, void *on)
 {
     struct numoe_gpu *gpu = s->gpu;
     bool waited = s->kept_open;
 
-    if (!s->in_call)
-        return;
     /* no event stands behind what reads the cells, which may be given to others from now on */
     if (s->kept_open)
         gpu_still(gpu, on, "the failed call");
@@ -849,68 +895,18 @@ void gpu_stream_end(struct gpu_stream *s, void *on)
     }
     gpu_trace_drop(s->computing);
     s->computing = NULL;
+}
+
+void gpu_stream_end(struct gpu_stream *s, void *on)
+{
+    if (!s->in_call)
+        return;
+    gpu_stream_settle(s, on);
     drop_job(s, s->current);
+    for (uint32_t i = 0; i < s->window.count; i++)
+        gpu_window_piece(&s->window, i)->readers = 0;
     s->in_call = false;
     s->need = NULL;
-}
-
-int gpu_stream_visit(struct gpu_stream *s, uint64_t layer, const uint32_t *need,
-                     struct numoe_error *error)
-{
-    struct gpu_part part;
-    int rc = gpu_stream_begin(s, layer, need, NULL, 0, error);
-
-    do {
-        if (!rc)
-            rc = gpu_stream_next(s, s->compute, &part, error);
-        if (!rc && part.slice_at)
-            rc = gpu_stream_done(s, s->compute, &part, error);
-    } while (!rc && part.slice_at);
-    gpu_stream_end(s, s->compute);
-    return rc;
-}
-
-int gpu_stream_warm(struct gpu_stream *s, struct numoe_error *error)
-{
-    const uint64_t experts = s->source->experts;
-    uint32_t *need = calloc(2 * experts, sizeof *need), *hottest = need + experts;
-    int rc = 0;
-
-    if (!need)
-        return numoe_error_set(error, -ENOMEM, "experts", "out of memory");
-    for (uint64_t layer = 0; !rc && layer < s->source->layers; layer++) {
-        const uint32_t count = gpu_cache_hottest(&s->cache, layer, s->cache.limit[layer],
-                                                 s->source->present, s->source->user, hottest);
-
-        memset(need, 0, experts * sizeof *need);
-        for (uint32_t i = 0; i < count; i++)
-            need[hottest[i]] = 1;
-        rc = gpu_stream_visit(s, layer, need, error);
-    }
-    free(need);
-    return rc;
-}
-
-int gpu_stream_bring(struct gpu_stream *s, uint64_t layer, uint32_t expert,
-                     struct numoe_error *error)
-{
-    uint32_t *need = calloc(s->source->experts, sizeof *need);
-    struct gpu_part part;
-    int rc;
-
-    if (!need)
-        return numoe_error_set(error, -ENOMEM, "experts", "out of memory");
-    need[expert] = 1;
-    rc = gpu_stream_begin(s, layer, need, NULL, 0, error);
-    /* its place is used by nobody before `used` of the layer, which stands behind the copy */
-    if (!rc && cell_of(s, &s->jobs[s->current], 0) != GPU_NO_CELL) {
-        rc = gpu_stream_next(s, s->fills, &part, error);
-        if (!rc && part.slice_at)
-            rc = gpu_stream_done(s, s->fills, &part, error);
-    }
-    gpu_stream_end(s, s->fills);
-    free(need);
-    return rc;
 }
 
 void gpu_stream_forget(struct gpu_stream *s)

@@ -72,8 +72,9 @@ struct gpu_stream {
     uint64_t tokens;          /* of the last call that said so: what the next pieces are sized by */
     bool in_call, kept_given; /* kept_given: the part of experts that stay */
     bool kept_open;           /* and it is not done with */
-    uint32_t *everything;     /* [experts] ones */
-    uint32_t *slices_had;     /* [experts] scratch */
+    uint32_t readers; /* of the call's pieces: devices that copy from them (gpu_relay.h); 0: none */
+    uint32_t *everything; /* [experts] ones */
+    uint32_t *slices_had; /* [experts] scratch */
 
     /* the piece that is being filled; NULL */
     struct gpu_piece *filling;
@@ -140,6 +141,13 @@ static inline bool gpu_stream_has(const struct gpu_stream *stream, uint64_t laye
            (ahead->layer == layer && ahead->listed[expert]);
 }
 
+/* The cell that an expert of a job has, or is given; GPU_NO_CELL. */
+static inline uint32_t gpu_stream_cell(const struct gpu_stream *stream, const struct gpu_job *job,
+                                       uint32_t i)
+{
+    return stream->cache.cell_of[gpu_cache_at(&stream->cache, job->layer, job->list[i])];
+}
+
 /* All experts of the layer that there are have cells. */
 bool gpu_stream_resident(const struct gpu_stream *stream);
 
@@ -152,11 +160,14 @@ int gpu_stream_pump(struct gpu_stream *stream, bool *more, struct numoe_error *e
 
 /*
  * A call: need[e] of its tokens go to expert e (kept until gpu_stream_end); asked: the same of all
- * experts, for their heat, or NULL. What was prefetched of
- * the layer is taken over, the rest is copied; another layer's prefetch is dropped.
+ * experts, for their heat, or NULL. What was prefetched of the layer is taken over, the rest is
+ * copied; another layer's prefetch is dropped.
  */
 int gpu_stream_begin(struct gpu_stream *stream, uint64_t layer, const uint32_t *need,
                      const uint32_t *asked, uint64_t tokens, struct numoe_error *error);
+/* Right behind it: other devices, bit i: device i, copy from the call's pieces too. Each piece's
+ * memory is kept until its `readers` are cleared. */
+void gpu_stream_lend(struct gpu_stream *stream, uint32_t readers);
 /*
  * The next part: experts that stay, then piece after piece in the order of arrival. What is queued
  * on `on` from now on finds the part's weights complete. Other experts are absent in its table.
@@ -168,6 +179,18 @@ int gpu_stream_next(struct gpu_stream *stream, void *on, struct gpu_part *part,
 /* What was queued on `on` until now was the last use of the part. */
 int gpu_stream_done(struct gpu_stream *stream, void *on, const struct gpu_part *part,
                     struct numoe_error *error);
+/* What gpu_stream_next comes to. */
+enum gpu_stream_ahead {
+    GPU_PART_NONE,  /* no part with experts that are needed is left */
+    GPU_PART_FULL,  /* there is no space for it: see -EAGAIN above */
+    GPU_PART_COMES, /* its copies are queued */
+    GPU_PART_HERE   /* and past, or it is of experts that stay */
+};
+/* Queue what there is space for, and say what the next part is. */
+int gpu_stream_look(struct gpu_stream *stream, enum gpu_stream_ahead *ahead,
+                    struct numoe_error *error);
+/* Parts that were taken and are not done with: `on` is waited for, and they are given up. */
+void gpu_stream_settle(struct gpu_stream *stream, void *on);
 /* The call is over: after its last part, or before: then what was not taken is dropped, and `on`
  * is waited for if a part is not done with. */
 void gpu_stream_end(struct gpu_stream *stream, void *on);

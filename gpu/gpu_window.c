@@ -26,7 +26,7 @@ int gpu_window_room(const struct gpu_window *w, uint64_t bytes, uint32_t *reclai
         const struct gpu_piece *oldest = piece_at(w, *reclaim);
         if (w->count - *reclaim < GPU_PIECES && end - oldest->position <= w->bytes)
             return 0;
-        if (oldest->state != GPU_PIECE_SPENT)
+        if (oldest->state != GPU_PIECE_SPENT || oldest->readers)
             return -EAGAIN;
     }
     return 0;
@@ -47,6 +47,7 @@ struct gpu_piece *gpu_window_open(struct gpu_window *w, uint64_t bytes, uint32_t
     piece->position = position;
     piece->bytes = bytes;
     piece->was_used = false;
+    piece->readers = 0;
     w->head = position + bytes;
     return piece;
 }
@@ -56,6 +57,7 @@ void gpu_window_forget(struct gpu_window *w)
     for (uint32_t i = 0; i < GPU_PIECES; i++) {
         w->pieces[i].state = GPU_PIECE_NONE;
         w->pieces[i].was_used = false;
+        w->pieces[i].readers = 0;
     }
     w->oldest = w->count = 0;
     w->head = 0;

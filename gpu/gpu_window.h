@@ -11,10 +11,10 @@
  *   taken    computation with it is being queued behind `copied`
  *   spent    `used` is recorded behind its last computation; or it was dropped before it had one
  *
- * Bytes and descriptor of a spent piece are given again only by reclaiming it, oldest first. Copies
- * into what is reclaimed must wait for `used`, if it was recorded; that is the stream's wait and
- * not the host's. The host waits for `copied` before it writes the host table of a descriptor
- * again.
+ * Bytes and descriptor of a spent piece are given again only by reclaiming it, oldest first, and
+ * not while other devices have to copy from it (`readers`). Copies into what is reclaimed must wait
+ * for `used`, if it was recorded; that is the stream's wait and not the host's. The host waits for
+ * `copied` before it writes the host table of a descriptor again.
  *
  * SPDX-License-Identifier: Apache-2.0
  */
@@ -38,6 +38,7 @@ struct gpu_piece {
     enum gpu_piece_state state;
     uint64_t position, bytes; /* virtual: position % window.bytes is where it begins */
     bool was_used;            /* `used` is recorded */
+    uint32_t readers;         /* bit i: device i has not yet copied what it needs of it */
     uint32_t job, first, end; /* experts of a job's list */
     void *copied, *used;      /* events, of the descriptor */
     uint32_t *host_table, *table;
@@ -62,7 +63,7 @@ static inline uint64_t gpu_window_begin(const struct gpu_window *window,
 }
 
 /* How many of the oldest pieces have to be reclaimed for a new one of so many bytes. 0; -EAGAIN:
- * one of them is not spent; -EOVERFLOW: larger than the window. */
+ * one of them is not spent, or not read; -EOVERFLOW: larger than the window. */
 int gpu_window_room(const struct gpu_window *window, uint64_t bytes, uint32_t *reclaim);
 
 /* The next piece, filling, once `reclaim` of the oldest, all spent, are dealt with. */
