@@ -11,16 +11,14 @@
 #include "gpu_several.h"
 
 /* need: how often the ids name each expert; without ids 1 for all. */
-static void count_need(struct numoe_gpu_model *m, const int32_t *ids, uint64_t count)
+static void count_need(uint32_t *need, uint64_t experts, const int32_t *ids, uint64_t count)
 {
-    const uint64_t experts = m->source.experts;
-
-    memset(m->need, 0, experts * sizeof *m->need);
+    memset(need, 0, experts * sizeof *need);
     for (uint64_t i = 0; ids && i < count; i++)
         if (ids[i] >= 0 && (uint64_t)ids[i] < experts)
-            m->need[ids[i]]++;
+            need[ids[i]]++;
     for (uint64_t e = 0; !ids && e < experts; e++)
-        m->need[e] = 1;
+        need[e] = 1;
 }
 
 static int refuse_several(const struct numoe_gpu_model *m, struct numoe_error *error)
@@ -47,18 +45,47 @@ static int check_free(struct numoe_gpu_model *m, uint64_t layer, struct numoe_er
     return 0;
 }
 
+static int check_pinned(const struct gpu_pinned *pins, struct numoe_error *error)
+{
+    return pins->pinned_bytes == pins->wanted_bytes
+               ? 0
+               : numoe_error_set(error, -ENOTSUP, "staging",
+                                 "host memory is not all pinned: its copies would be waited for");
+}
+
+/* One call for all devices that have whole experts. */
+static int begin_all(struct numoe_gpu_model *m, uint64_t layer, const int32_t *ids, uint64_t tokens,
+                     uint64_t top_k, struct numoe_error *error)
+{
+    struct gpu_several *s = m->several;
+    int rc;
+
+    if (layer >= m->source.layers)
+        return numoe_error_set(error, -EINVAL, "layer", "%llu of %llu", (unsigned long long)layer,
+                               (unsigned long long)m->source.layers);
+    rc = check_pinned(&s->pinned, error);
+    if (rc)
+        return rc;
+    if (s->relay->running)
+        return numoe_error_set(error, -EBUSY, "layer", "another call is not over");
+    count_need(s->relay->list, m->source.experts, ids, tokens * top_k);
+    return gpu_relay_begin(s->relay, layer, s->relay->list, ids ? tokens : 0, error);
+}
+
 int numoe_gpu_pieces_begin(struct numoe_gpu_model *m, uint64_t layer, const int32_t *ids,
                            uint64_t tokens, uint64_t top_k, struct numoe_error *error)
 {
-    const int rc = check_free(m, layer, error);
+    int rc;
 
+    if (m->several && m->several->relay)
+        return begin_all(m, layer, ids, tokens, top_k, error);
+    rc = check_free(m, layer, error);
+    if (!rc)
+        rc = check_pinned(m->pins, error);
     if (rc)
         return rc;
-    if (m->pins->pinned_bytes != m->pins->wanted_bytes)
-        return numoe_error_set(error, -ENOTSUP, "staging",
-                               "host memory is not all pinned: its copies would be waited for");
     gpu_model_warm(m);
-    count_need(m, ids, tokens * top_k);
+    count_need(m->need, m->source.experts, ids, tokens * top_k);
     return gpu_stream_begin(&m->stream, layer, m->need, NULL, ids ? tokens : 0, error);
 }
 
@@ -82,16 +109,31 @@ static int refuse_captured(struct numoe_gpu_model *m, void *stream, struct numoe
     return rc;
 }
 
+/* A call for all devices that have whole experts is under way. */
+static bool is_shared(const struct numoe_gpu_model *m)
+{
+    return m->relay && m->relay->running;
+}
+
 int numoe_gpu_piece_next(struct numoe_gpu_model *m, void *stream, struct numoe_gpu_piece *piece,
                          struct numoe_error *error)
 {
     struct gpu_part part;
     int rc = gpu_enter(m->gpu, error);
 
+    if (!rc && m->several)
+        rc = refuse_several(m, error);
     if (!rc && !m->stream.in_call)
         rc = numoe_error_set(error, -EINVAL, "layer", "none was begun");
     if (!rc)
         rc = refuse_captured(m, stream, error);
+    if (!rc && is_shared(m)) {
+        uint32_t device = m->index;
+
+        rc = gpu_relay_next(m->relay, &device, &stream, piece, error);
+        gpu_enter(m->gpu, NULL); /* others may be current */
+        return rc;
+    }
     if (!rc)
         rc = gpu_stream_next(&m->stream, stream, &part, error);
     if (rc)
@@ -101,6 +143,32 @@ int numoe_gpu_piece_next(struct numoe_gpu_model *m, void *stream, struct numoe_g
                                       .down_bias = part.down_bias,
                                       .handle = part.piece};
     return 0;
+}
+
+int numoe_gpu_piece_any(struct numoe_gpu_model *m, void *const *streams, uint32_t *part,
+                        struct numoe_gpu_piece *piece, struct numoe_error *error)
+{
+    struct gpu_relay *r = m->several ? m->several->relay : NULL;
+    int rc = 0;
+
+    *part = 0;
+    if (!m->several)
+        return numoe_gpu_piece_next(m, streams[0], piece, error);
+    if (!r)
+        return refuse_several(m, error);
+    if (!r->running)
+        return numoe_error_set(error, -EINVAL, "layer", "none was begun");
+    for (uint32_t i = 0; !rc && i < r->count; i++) {
+        rc = gpu_enter(r->sides[i].gpu, error);
+        if (!rc)
+            rc = refuse_captured(r->sides[i].model, streams[i], error);
+    }
+    if (rc)
+        return rc;
+    *part = NUMOE_GPU_MOST;
+    rc = gpu_relay_next(r, part, streams, piece, error);
+    *part = *part < r->count ? *part : 0;
+    return rc;
 }
 
 int numoe_gpu_piece_marlin(struct numoe_gpu_model *m, void *stream,
@@ -153,13 +221,21 @@ int numoe_gpu_piece_done(struct numoe_gpu_model *m, void *stream,
 
     if (!rc)
         rc = refuse_captured(m, stream, error);
-    return rc ? rc : gpu_stream_done(&m->stream, stream, &part, error);
+    if (rc)
+        return rc;
+    if (m->relay && gpu_relay_has(m->relay, m->index, piece->handle))
+        return gpu_relay_done(m->relay, m->index, stream, piece->handle, error);
+    return gpu_stream_done(&m->stream, stream, &part, error);
 }
 
 void numoe_gpu_pieces_end(struct numoe_gpu_model *m, void *stream)
 {
     gpu_enter(m->gpu, NULL);
-    gpu_stream_end(&m->stream, stream);
+    if (is_shared(m))
+        gpu_relay_end(m->relay, m->index, stream);
+    else
+        gpu_stream_end(&m->stream, stream);
+    gpu_enter(m->gpu, NULL);
 }
 
 /* ---- calls ----------------------------------------------------------------------------------- */
@@ -203,7 +279,7 @@ int numoe_gpu_hold(struct numoe_gpu_model *m, uint64_t layer, const int32_t *ids
 
     if (rc)
         return rc;
-    count_need(m, ids, count);
+    count_need(m->need, m->source.experts, ids, count);
     return gpu_stream_hold(&m->stream, layer, m->need, error);
 }
 

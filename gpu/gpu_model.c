@@ -106,14 +106,31 @@ static int make_events(struct numoe_gpu_model *m, struct numoe_error *error)
     return rc;
 }
 
+int gpu_model_budget(struct numoe_gpu *gpu, const struct numoe_gpu_model_options *o,
+                     uint32_t sharers, uint64_t *budget, uint64_t *keep_free,
+                     struct numoe_error *error)
+{
+    uint64_t free_bytes = 0, total_bytes = 0;
+    const int rc = gpu_judge(gpu, gpu->ops->memory(gpu->device, &free_bytes, &total_bytes), error,
+                             "asking for free device memory");
+
+    free_bytes /= sharers;
+    total_bytes /= sharers;
+    *keep_free = o->keep_free_bytes          ? o->keep_free_bytes
+                 : total_bytes / 8 > 4 * GIB ? 4 * GIB
+                                             : total_bytes / 8;
+    *budget = free_bytes > *keep_free ? free_bytes - *keep_free : 0;
+    return rc;
+}
+
 int gpu_model_make(struct numoe_gpu *gpu, const struct numoe_gpu_source *source,
                    const struct numoe_gpu_model_options *options, const struct gpu_pinned *pins,
                    uint32_t sharers, struct numoe_gpu_model **out, struct numoe_error *error)
 {
     const struct numoe_gpu_model_options defaults = {0}, *o = options ? options : &defaults;
     const uint64_t layer_bytes = source->experts * source->slices * source->shape.bytes;
-    uint64_t free_bytes, total_bytes;
     struct numoe_gpu_model *m;
+    uint64_t budget;
     int rc = gpu_enter(gpu, error);
 
     if (rc)
@@ -135,15 +152,9 @@ int gpu_model_make(struct numoe_gpu *gpu, const struct numoe_gpu_source *source,
         rc = numoe_error_set(error, -ENOMEM, "model", "out of memory");
         goto fail;
     }
-    rc = gpu_judge(gpu, gpu->ops->memory(gpu->device, &free_bytes, &total_bytes), error,
-                   "asking for free device memory");
+    rc = gpu_model_budget(gpu, o, sharers, &budget, &m->keep_free_bytes, error);
     if (rc)
         goto fail;
-    free_bytes /= sharers;
-    total_bytes /= sharers;
-    m->keep_free_bytes = o->keep_free_bytes          ? o->keep_free_bytes
-                         : total_bytes / 8 > 4 * GIB ? 4 * GIB
-                                                     : total_bytes / 8;
     if (!pins)
         rc = gpu_model_pin(&m->pinned, source, o, error);
     if (!rc)
@@ -155,7 +166,7 @@ int gpu_model_make(struct numoe_gpu *gpu, const struct numoe_gpu_source *source,
         .cache = o->stream        ? 0
                  : o->cache_bytes ? o->cache_bytes
                                   : UINT64_MAX,
-        .budget = free_bytes > m->keep_free_bytes ? free_bytes - m->keep_free_bytes : 0,
+        .budget = budget,
         .piece = o->piece_bytes ? o->piece_bytes : GPU_PIECE_LEAST,
     };
     rc = gpu_stream_init(&m->stream, gpu, &m->source, m->pins, m->ring.gpu ? &m->ring : NULL,
@@ -233,7 +244,7 @@ void numoe_gpu_model_report(const struct numoe_gpu_model *m, struct numoe_gpu_re
         .expert_bytes = s->cell_bytes,
         .device_bytes = gpu_tally_get(&s->tally, GPU_POOL_BYTES) +
                         gpu_tally_get(&s->tally, GPU_WORKSPACE_BYTES) + s->fixed_bytes +
-                        m->sum_bytes,
+                        m->beside_bytes,
         .cells = gpu_tally_get(&s->tally, GPU_CELLS),
         .experts = m->experts,
         .window_bytes = gpu_tally_get(&s->tally, GPU_WINDOW_BYTES),
@@ -246,6 +257,8 @@ void numoe_gpu_model_report(const struct numoe_gpu_model *m, struct numoe_gpu_re
         .ring_placed = m->ring_placed,
         .copied_bytes = gpu_tally_get(&s->tally, GPU_COPIED_BYTES),
         .copied_experts = gpu_tally_get(&s->tally, GPU_COPIED_EXPERTS),
+        .passed_bytes = gpu_tally_get(&s->tally, GPU_PASSED_BYTES),
+        .passed_experts = gpu_tally_get(&s->tally, GPU_PASSED_EXPERTS),
         .found = gpu_tally_get(&s->tally, GPU_FOUND_EXPERTS),
         .pieces = gpu_tally_get(&s->tally, GPU_PIECES_TAKEN),
         .batches = gpu_tally_get(&s->tally, GPU_BATCHES),
@@ -318,7 +331,7 @@ int numoe_gpu_prefetch(struct numoe_gpu_model *m, uint64_t layer, const int32_t 
     uint32_t *need = NULL;
     int rc = 0;
 
-    if (m->several) {
+    if (m->several && !m->several->relay) {
         for (uint32_t i = 0; !rc && i < m->several->count; i++)
             rc = numoe_gpu_prefetch(m->several->parts[i].model, layer, ids, count, error);
         return rc;
@@ -337,7 +350,8 @@ int numoe_gpu_prefetch(struct numoe_gpu_model *m, uint64_t layer, const int32_t 
             if (ids[i] >= 0 && (uint64_t)ids[i] < m->source.experts)
                 need[ids[i]]++;
     }
-    rc = gpu_stream_prefetch(&m->stream, layer, need, error);
+    rc = m->several ? gpu_relay_prefetch(m->several->relay, layer, need, error)
+                    : gpu_stream_prefetch(&m->stream, layer, need, error);
     free(need);
     return rc;
 }

@@ -44,12 +44,21 @@ struct numoe_gpu_model {
     bool running;     /* between start and finish */
     struct gpu_pass pass;
     uint64_t ring_checked, ring_placed;
-    uint64_t sum_bytes; /* of a part: device memory that sums of outputs take beside it */
+    uint64_t beside_bytes;   /* of a part: device memory that several devices take beside it */
+    struct gpu_relay *relay; /* of a part of a model whose experts are whole on each device */
+    uint32_t index;          /* of the part */
 };
 
 /* Pin a source's arenas. A refusal is kept and logged, and no error. */
 int gpu_model_pin(struct gpu_pinned *pinned, const struct numoe_gpu_source *source,
                   const struct numoe_gpu_model_options *options, struct numoe_error *error);
+
+/* What models may take of a device's memory, and what is left free of it, of one of so many
+ * sharers.
+ */
+int gpu_model_budget(struct numoe_gpu *gpu, const struct numoe_gpu_model_options *options,
+                     uint32_t sharers, uint64_t *budget, uint64_t *keep_free,
+                     struct numoe_error *error);
 
 /* A model on one device. pins: what is pinned already, and stays longer; NULL: the model pins.
  * sharers: so many models are still to be made on the device, this one included. */

@@ -130,6 +130,19 @@ static int make_part(struct gpu_several *s, uint32_t i, struct numoe_gpu *const 
     for (uint32_t r = 0; r < s->source.region_count; r++)
         if (s->region_group[r] == s->division.group[i])
             part->region[part->regions++] = r;
+    for (uint32_t k = i; k < s->count; k++)
+        sharers += gpus[k]->properties.index == gpus[i]->properties.index;
+    if (s->relay) {
+        memset(part->has, GPU_SEVERAL_HAS | GPU_SEVERAL_FIRST,
+               s->source.layers * s->source.experts);
+        rc = gpu_model_make(gpus[i], &source, options, &s->pinned, sharers, &part->model, error);
+        if (rc)
+            return rc;
+        part->model->relay = s->relay;
+        part->model->index = i;
+        s->relay->sides[i].model = part->model;
+        return 0;
+    }
     source.user = part;
     source.region_count = part->regions;
     source.arena = arena;
@@ -145,11 +158,9 @@ static int make_part(struct gpu_several *s, uint32_t i, struct numoe_gpu *const 
         return numoe_error_set(error, -EINVAL, gpus[i]->properties.name,
                                "there are more devices than %llu experts can be divided among",
                                (unsigned long long)s->source.experts);
-    for (uint32_t k = i; k < s->count; k++)
-        sharers += gpus[k]->properties.index == gpus[i]->properties.index;
     rc = gpu_model_make(gpus[i], &source, options, &s->pinned, sharers, &part->model, error);
     if (!rc)
-        part->model->sum_bytes = s->sum.scratch[i] ? 2 * s->sum.slot_bytes : 0;
+        part->model->beside_bytes = s->sum.scratch[i] ? 2 * s->sum.slot_bytes : 0;
     return rc;
 }
 
@@ -186,7 +197,7 @@ static int divide(struct gpu_several *s, struct numoe_gpu *const *gpus, const ui
         void *address;
         source->arena(source->user, r, &address, &bytes[r]);
         for (uint32_t i = 0; i < s->count; i++)
-            if (source->distance && gpus[i]->properties.locality_known)
+            if (source->distance && gpus[i]->properties.locality_known && !s->relay)
                 distance[i * regions + r] =
                     source->distance(source->user, r, gpus[i]->properties.os_node);
     }
@@ -212,6 +223,8 @@ static void say_division(const struct gpu_several *s, struct numoe_gpu *const *g
 void gpu_several_free(struct gpu_several *s)
 {
     gpu_several_cancel(s);
+    if (s->relay)
+        gpu_relay_stop(s->relay);
     for (uint32_t i = 0; i < s->count; i++) {
         numoe_gpu_model_destroy(s->parts[i].model);
         free(s->parts[i].region);
@@ -219,6 +232,9 @@ void gpu_several_free(struct gpu_several *s)
         free(s->parts[i].no_bias);
     }
     gpu_sum_close(&s->sum);
+    if (s->relay)
+        gpu_relay_close(s->relay);
+    free(s->relay);
     if (s->pinned.gpu) {
         gpu_enter(s->pinned.gpu, NULL);
         gpu_pinned_fini(&s->pinned);
@@ -227,13 +243,42 @@ void gpu_several_free(struct gpu_several *s)
     free(s);
 }
 
+/* Ways between devices, for sums or for experts, and how fast they and the links are. */
+static int open_ways(struct gpu_several *s, struct numoe_gpu *const *gpus,
+                     const struct numoe_gpu_model_options *o, struct numoe_error *error)
+{
+    struct numoe_error peer_error = NUMOE_ERROR_INIT;
+    const bool chosen = o->whole ? o->whole == NUMOE_GPU_WHOLE_AUTO : o->sum == NUMOE_GPU_SUM_AUTO;
+    bool peers;
+    int rc;
+
+    if (o->whole) {
+        s->relay = calloc(1, sizeof *s->relay);
+        if (!s->relay)
+            return numoe_error_set(error, -ENOMEM, "model", "out of memory");
+    }
+    rc = gpu_sum_open(&s->sum, gpus, s->count, o->whole ? NUMOE_GPU_SUM_HOST : o->sum,
+                      s->source.shape.hidden * sizeof(float), error);
+    if (!rc && s->relay)
+        rc = gpu_relay_open(s->relay, gpus, s->count, &s->source, o, error);
+    peers = s->relay ? s->relay->passes : s->sum.peers;
+    if (!rc && !o->shares)
+        rc = gpu_links_measure(gpus, s->count, peers, &s->links, &peer_error, error);
+    else if (!rc && chosen && peers &&
+             gpu_links_measure(gpus, s->count, true, &s->links, &peer_error, &peer_error))
+        s->links = (struct gpu_links){0}; /* shares do not go by them: no peers, and no error */
+    if (rc)
+        return rc;
+    return s->relay ? gpu_relay_choose(s->relay, o, &s->links, &peer_error, error)
+                    : gpu_sum_choose(&s->sum, &s->links, &peer_error, error);
+}
+
 int numoe_gpu_model_create_over(struct numoe_gpu *const *gpus, uint32_t count,
                                 const struct numoe_gpu_source *source,
                                 const struct numoe_gpu_model_options *options,
                                 struct numoe_gpu_model **out, struct numoe_error *error)
 {
     const struct numoe_gpu_model_options defaults = {0}, *o = options ? options : &defaults;
-    struct numoe_error peer_error = NUMOE_ERROR_INIT;
     uint32_t weight[NUMOE_GPU_MOST];
     struct numoe_gpu_model *m;
     struct gpu_several *s;
@@ -244,6 +289,9 @@ int numoe_gpu_model_create_over(struct numoe_gpu *const *gpus, uint32_t count,
                                (int)NUMOE_GPU_MOST);
     if ((unsigned)o->sum > NUMOE_GPU_SUM_NCCL)
         return numoe_error_set(error, -EINVAL, "sum", "%d is no way to sum", (int)o->sum);
+    if ((unsigned)o->whole > NUMOE_GPU_WHOLE_PEERS)
+        return numoe_error_set(error, -EINVAL, "whole", "%d is no way to have whole experts",
+                               (int)o->whole);
     if (count == 1)
         return numoe_gpu_model_create(gpus[0], source, options, out, error);
     m = calloc(1, sizeof *m);
@@ -260,14 +308,7 @@ int numoe_gpu_model_create_over(struct numoe_gpu *const *gpus, uint32_t count,
     s->count = count;
     if (o->shares)
         memcpy(weight, o->shares, count * sizeof *weight);
-    rc = gpu_sum_open(&s->sum, gpus, count, o->sum, source->shape.hidden * sizeof(float), error);
-    if (!rc && !o->shares)
-        rc = gpu_links_measure(gpus, count, s->sum.peers, &s->links, &peer_error, error);
-    else if (!rc && o->sum == NUMOE_GPU_SUM_AUTO && s->sum.peers &&
-             gpu_links_measure(gpus, count, true, &s->links, &peer_error, &peer_error))
-        s->links = (struct gpu_links){0}; /* shares do not go by them: no peers, and no error */
-    if (!rc)
-        rc = gpu_sum_choose(&s->sum, &s->links, &peer_error, error);
+    rc = open_ways(s, gpus, o, error);
     if (!rc && !o->shares)
         weigh(s, weight);
     for (uint32_t i = 0; !rc && i < count; i++)
@@ -286,12 +327,15 @@ int numoe_gpu_model_create_over(struct numoe_gpu *const *gpus, uint32_t count,
     }
     for (uint32_t i = 0; !rc && i < count; i++)
         rc = make_part(s, i, gpus, o, error);
+    if (!rc && s->relay)
+        rc = gpu_relay_make(s->relay, &s->division, o, error);
     if (rc) {
         gpu_several_free(s);
         free(m);
         return rc;
     }
-    say_division(s, gpus);
+    if (!s->relay)
+        say_division(s, gpus);
     *out = m;
     return 0;
 }
@@ -361,6 +405,11 @@ int gpu_several_start(struct gpu_several *s, uint64_t layer, const struct numoe_
     bool passes;
     int rc = 0;
 
+    if (s->relay)
+        return numoe_error_set(error, -ENOTSUP, "model",
+                               "has whole experts on %u devices: calls are for its parts "
+                               "(numoe_gpu_model_part), or by pieces",
+                               s->count);
     if (call->join && call->add)
         return numoe_error_set(error, -EINVAL, "add", "is for who writes out");
     /* all take as many tokens as the one that has the least room */
@@ -520,6 +569,8 @@ void gpu_several_report(const struct gpu_several *s, struct numoe_gpu_report *re
 
     numoe_gpu_model_report(s->parts[0].model, report);
     gpu_sum_report(&s->sum, report);
+    if (s->relay)
+        gpu_relay_report(s->relay, report);
     for (uint32_t i = 1; i < s->count; i++) {
         numoe_gpu_model_report(s->parts[i].model, &part);
         report->resident = report->resident && part.resident;
@@ -534,6 +585,8 @@ void gpu_several_report(const struct gpu_several *s, struct numoe_gpu_report *re
         report->ring_placed += part.ring_placed;
         report->copied_bytes += part.copied_bytes;
         report->copied_experts += part.copied_experts;
+        report->passed_bytes += part.passed_bytes;
+        report->passed_experts += part.passed_experts;
         report->found += part.found;
         report->pieces += part.pieces;
         report->batches += part.batches;

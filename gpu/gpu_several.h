@@ -1,5 +1,6 @@
 /*
- * gpu_several.h - a model on several devices: a model on each, of its part of every layer.
+ * gpu_several.h - a model on several devices: a model on each, of its part of every layer; or, for
+ * engines, of all of it.
  *
  * No device ever waits for another's event: the host waits for all of them and sums what they
  * computed, or lets them (gpu_sum.h). So a device that is lost is an error of the call, and never a
@@ -13,6 +14,7 @@
 #include "gpu_divide.h"
 #include "gpu_links.h"
 #include "gpu_model.h"
+#include "gpu_relay.h"
 #include "gpu_sum.h"
 
 /* HAS: slices of the expert are the part's; FIRST: the first one, with which its bias goes. */
@@ -34,7 +36,8 @@ struct gpu_several {
     uint32_t *region_group;
     struct gpu_links links;
     struct gpu_sum sum;
-    enum numoe_gpu_sum way; /* of the pass that runs */
+    struct gpu_relay *relay; /* experts are whole on each device; NULL: parts are divided */
+    enum numoe_gpu_sum way;  /* of the pass that runs */
     uint32_t count;
     struct gpu_several_part parts[NUMOE_GPU_MOST];
 };

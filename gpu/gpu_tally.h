@@ -21,8 +21,11 @@ enum gpu_number {
     GPU_TOKENS,
     GPU_PEER_BYTES,
     GPU_SUMMED_TOKENS,
+    GPU_PASSED_BYTES,
+    GPU_PASSED_EXPERTS,
     /* what there is now */
     GPU_SUM_WAY,
+    GPU_RELAYS,
     GPU_POOL_BYTES,
     GPU_WINDOW_BYTES,
     GPU_CELLS,

@@ -145,6 +145,15 @@ struct numoe_gpu_source {
     uint32_t (*distance)(void *user, uint32_t index, uint32_t os_node);
 };
 
+/** Whether each device has all experts, and how they come to it. */
+enum numoe_gpu_whole {
+    NUMOE_GPU_WHOLE_NOT,   /**< devices have a part of each layer */
+    NUMOE_GPU_WHOLE_AUTO,  /**< all; passed on from device to device where that is faster than their
+                                links to the host, as over NVLink, and not all experts fit */
+    NUMOE_GPU_WHOLE_LINKS, /**< all, each device copying everything over its own link */
+    NUMOE_GPU_WHOLE_PEERS  /**< all, passed on wherever devices reach each other */
+};
+
 struct numoe_gpu_model_options {
     bool stream;              /**< experts do not stay, even if there is room */
     uint64_t cache_bytes;     /**< device memory for experts that stay; 0: as much as there is */
@@ -164,6 +173,10 @@ struct numoe_gpu_model_options {
      *  and that to host, as soon as it fails; numoe_gpu_report says to what, and why. With peer
      *  and nccl inputs, too, cross each device's link in part only and go on to the others. */
     enum numoe_gpu_sum sum;
+    /** Of several devices: every expert is whole on each of them, for engines that divide their
+     *  tokens over devices and bring their own kernels (numoe_gpu_pieces_begin). Nothing is summed
+     *  then, and shares say how many experts each device copies from the host. */
+    enum numoe_gpu_whole whole;
 };
 
 struct numoe_gpu_model;
@@ -186,6 +199,13 @@ int numoe_gpu_model_create(struct numoe_gpu *gpu, const struct numoe_gpu_source 
  * known or would be uneven, have some experts each. What a device gets is as much as its link is
  * measured to carry while the others copy too. The same gpus and the same division give the same
  * bits.
+ *
+ * With whole, each device's part (numoe_gpu_model_part) is a model of all experts by itself, that
+ * can be prefetched, held and queued for its tokens alone, over its own link; and pieces of a layer
+ * are begun for all devices at once: then each expert crosses one link, and is passed on to the
+ * other devices. Where devices cannot copy from each other, or not faster than from the host, or
+ * have no memory for it, each copies all over its own link; numoe_gpu_report says so, and why.
+ * numoe_gpu_forward and start are refused (-ENOTSUP).
  *
  * A device may be there more than once (opened so often): its memory is divided.
  * @param gpus  [count], 1 to NUMOE_GPU_MOST, each of them opened by itself and no two the same
@@ -334,9 +354,10 @@ int numoe_gpu_trace(struct numoe_gpu_model *model,
  *
  * A stream is CUDA's cudaStream_t, of the same device. These wait for the device only where a
  * layer's table of experts that stay has changed since its last call, for that call; and where 32
- * pieces are on their way, until 24 are. All host memory has to be pinned (-ENOTSUP), a
- * model on several devices is queued part by part (numoe_gpu_model_part), and
- * one call at a time is in the making, whoever makes it (-EBUSY). Outputs of an earlier call on
+ * pieces are on their way, until 24 are; but for pieces of several devices at once, which the host
+ * sees arriving. All host memory has to be pinned (-ENOTSUP), a model on several devices is queued
+ * part by part (numoe_gpu_model_part), and one call at a time is in the making, whoever makes it
+ * (-EBUSY). Outputs of an earlier call on
  * another stream are ordered by the caller.
  */
 
@@ -405,17 +426,45 @@ struct numoe_gpu_piece {
     void *handle;             /**< numoe's */
 };
 
-/** Begin a layer: copies of the ids' experts (NULL: all) start. numoe_gpu_pieces_end must follow.
+/**
+ * Begin a layer: copies of the ids' experts (NULL: all) start. numoe_gpu_pieces_end must follow.
+ *
+ * On several devices with whole experts it is begun once, on the whole model, with the ids of all
+ * devices' tokens. Each part then gets all of these experts: pieces come by numoe_gpu_piece_next of
+ * the parts, or by numoe_gpu_piece_any; numoe_gpu_piece_done, piece_marlin and pieces_end are each
+ * part's, and the call is over when the last part was ended. One thread may drive all devices; if
+ * several do, they make one call at a time of the model and its parts. A part can have a call of
+ * its own only while no such call is under way (-EBUSY), and the other way round.
+ *
+ * @param host_ids  [tokens][top_k]  @return 0; -EINVAL, -ENOTSUP, -EBUSY, -EIO, -ENOMEM: nothing
+ *                  was begun
  */
 int numoe_gpu_pieces_begin(struct numoe_gpu_model *model, uint64_t layer, const int32_t *host_ids,
                            uint64_t tokens, uint64_t top_k, struct numoe_error *error);
 /**
  * The next piece: those that are on the device first, then in the order of arrival. What is queued
  * on the stream from now on finds it complete. Every expert is in one piece only.
- * @return 0; -EAGAIN: pieces that are not done with fill the device memory for them
+ *
+ * In a call that was begun for several devices this waits until a piece is there, its own or one
+ * that is passed on, and every expert is in one piece of each device. Copies of all devices go on
+ * meanwhile, and only while a call waits so: a device is asked again as soon as its last piece is
+ * queued.
+ * @return 0; -EAGAIN: pieces that are not done with fill the device memory for them; of several
+ *         devices: nothing comes before pieces of this one, or of others, are taken and done with;
+ *         -ECANCELED: the call failed for another device, or was ended before its last piece, and
+ *         is to be ended; -EIO, -EINVAL
  */
 int numoe_gpu_piece_next(struct numoe_gpu_model *model, void *stream, struct numoe_gpu_piece *piece,
                          struct numoe_error *error);
+/**
+ * The same for whichever device has a piece first, so that one thread drives all: it never gets
+ * -EAGAIN if it is done with each piece before it asks for more.
+ * @param streams  [numoe_gpu_model_parts] a stream of each device
+ * @param part     of which device the piece is, which is then the thread's current one.
+ *                 piece->slice_at is NULL when all devices have had all
+ */
+int numoe_gpu_piece_any(struct numoe_gpu_model *model, void *const *streams, uint32_t *part,
+                        struct numoe_gpu_piece *piece, struct numoe_error *error);
 /**
  * Queue on the stream the repacking of a piece's experts to the layout that Marlin kernels read
  * (numoe_kernels.h), into memory of the engine's. May be followed by numoe_gpu_piece_done at once.
@@ -460,6 +509,9 @@ struct numoe_gpu_report {
     double peer_gbs;     /**< copies between devices, the slowest while all copy; 0: not measured */
     uint64_t peer_bytes; /**< copied from device to device, without what NCCL copies */
     uint64_t summed_tokens; /**< whose parts were summed on devices, of tokens */
+    bool passes; /**< experts that are whole on each device cross one link, and are passed on */
+    char pass_note[216];                   /**< why not, where experts are whole; "" */
+    uint64_t passed_bytes, passed_experts; /**< that came from other devices */
 };
 
 /** "auto", "host", "peer", "nccl" */

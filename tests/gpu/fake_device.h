@@ -71,7 +71,7 @@ struct fake_graph {
     uint32_t count;
 };
 
-enum { FAKE_STREAMS = 6, FAKE_OPS = 4096, FAKE_RANGES = 512 };
+enum { FAKE_STREAMS = 8, FAKE_OPS = 4096, FAKE_RANGES = 512 };
 
 struct fake_stream {
     bool used;
@@ -722,6 +722,9 @@ static inline int fake_peer_open(void *device, void *peer)
         return e;
     if (f->no_peers)
         return fake_refuse(f, 217);
+    for (uint32_t i = 0; i < f->opened_count; i++)
+        if (f->opened[i] == peer)
+            return 0; /* by others: it stays open */
     if (f->opened_count == 16)
         abort();
     f->opened[f->opened_count++] = peer;
