@@ -10,7 +10,7 @@ struct check {
     struct numoe_gpu *const *gpus;
     uint8_t *const *scratch;
     void *streams[NUMOE_GPU_MOST];
-    uint32_t *host; /* pinned: what was sent, what came back */
+    uint32_t *host;         /* pinned: what was sent, what came back */
     uint64_t bytes, second; /* compared; where the second half of scratch begins */
 };
 
@@ -26,8 +26,7 @@ static int sync(const struct check *c, uint32_t i, struct numoe_error *error)
 }
 
 /* Device `from` has words of its own, and so has, by a copy, device `to`. */
-static int check_pair(const struct check *c, uint32_t to, uint32_t from,
-                      struct numoe_error *error)
+static int check_pair(const struct check *c, uint32_t to, uint32_t from, struct numoe_error *error)
 {
     struct numoe_gpu *gpu = c->gpus[to];
     uint32_t *back = c->host + c->bytes / 4;
@@ -40,9 +39,8 @@ static int check_pair(const struct check *c, uint32_t to, uint32_t from,
                        gpu->properties.index);
     if (!rc)
         rc = gpu_judge(gpu,
-                       gpu->ops->copy_peer(gpu->device, c->streams[to],
-                                           c->scratch[to] + c->second, c->gpus[from]->device,
-                                           c->scratch[from], c->bytes),
+                       gpu->ops->copy_peer(gpu->device, c->streams[to], c->scratch[to] + c->second,
+                                           c->gpus[from]->device, c->scratch[from], c->bytes),
                        error, "copying from GPU %u", c->gpus[from]->properties.index);
     if (!rc)
         rc = gpu_judge(gpu,
@@ -61,10 +59,14 @@ static int check_pair(const struct check *c, uint32_t to, uint32_t from,
 
 /* Everybody opens everybody's memory, and looks at what comes from there: bridges that translate
  * addresses have been seen to lose what passes between devices. */
-int gpu_peers_open(struct numoe_gpu *const *gpus, uint32_t count, uint8_t *const *scratch, uint64_t half, struct numoe_error *error)
+int gpu_peers_open(struct numoe_gpu *const *gpus, uint32_t count, uint8_t *const *scratch,
+                   uint64_t half, struct numoe_error *error)
 {
     struct numoe_gpu *first = gpus[0];
-    struct check c = {.gpus = gpus, .scratch = scratch, .bytes = half < CHECK_BYTES ? half / 4 * 4 : CHECK_BYTES, .second = half};
+    struct check c = {.gpus = gpus,
+                      .scratch = scratch,
+                      .bytes = half < CHECK_BYTES ? half / 4 * 4 : CHECK_BYTES,
+                      .second = half};
     int rc = gpu_enter(first, error);
 
     if (!rc)
@@ -99,8 +101,8 @@ int gpu_peers_open(struct numoe_gpu *const *gpus, uint32_t count, uint8_t *const
     for (uint32_t i = 0; i < count; i++) {
         gpu_enter(gpus[i], NULL);
         if (c.streams[i])
-            gpu_judge(gpus[i], gpus[i]->ops->stream_destroy(gpus[i]->device, c.streams[i]),
-                      NULL, "freeing a stream");
+            gpu_judge(gpus[i], gpus[i]->ops->stream_destroy(gpus[i]->device, c.streams[i]), NULL,
+                      "freeing a stream");
     }
     gpu_enter(first, NULL);
     if (c.host)

@@ -114,8 +114,8 @@ static int add_copy(struct gpu_passed *x, uint64_t from, uint64_t to, uint64_t b
     return 0;
 }
 
-/* Copies and the table of r->list[0 .. count): in the owner's order, so that what is one range there
- * is one copy. */
+/* Copies and the table of r->list[0 .. count): in the owner's order, so that what is one range
+ * there is one copy. */
 static int lay_out(struct gpu_relay *r, uint32_t i, struct gpu_piece *p, uint32_t count)
 {
     struct gpu_relay_side *side = &r->sides[i];
@@ -200,8 +200,7 @@ static int open_passed(struct gpu_relay *r, uint32_t i, uint32_t j, bool *opened
     const struct gpu_ops *ops = side->gpu->ops;
     struct gpu_piece *source, *p;
     uint32_t kept, listed, reclaim;
-    const uint32_t count =
-        choose(r, i, j, most ? (uint32_t)most : 1, &kept, &listed, &source);
+    const uint32_t count = choose(r, i, j, most ? (uint32_t)most : 1, &kept, &listed, &source);
     int rc;
 
     *opened = false;
@@ -227,10 +226,10 @@ static int open_passed(struct gpu_relay *r, uint32_t i, uint32_t j, bool *opened
     *opened = true;
     if (lay_out(r, i, p, count))
         return numoe_error_set(error, -ENOMEM, "copies", "out of memory");
-    return gpu_judge(side->gpu,
-                     ops->copy_in(side->gpu->device, side->passes, p->table, p->host_table,
-                                  s->table_bytes),
-                     error, "copying a table");
+    return gpu_judge(
+        side->gpu,
+        ops->copy_in(side->gpu->device, side->passes, p->table, p->host_table, s->table_bytes),
+        error, "copying a table");
 }
 
 /* ---- passing on ------------------------------------------------------------------------------ */
@@ -317,7 +316,8 @@ static bool clear_readers(struct gpu_relay *r, uint32_t i, uint32_t j)
     return any;
 }
 
-/* Queue for a device what can be, and see what has come. *freed: memory of owners may be given on. */
+/* Queue for a device what can be, and see what has come. *freed: memory of owners may be given on.
+ */
 static int pass_on(struct gpu_relay *r, uint32_t i, bool *freed, struct numoe_error *error)
 {
     struct gpu_relay_side *side = &r->sides[i];
@@ -669,7 +669,8 @@ int gpu_relay_begin(struct gpu_relay *r, uint64_t layer, const uint32_t *need, u
         if (!rc && r->passes)
             gpu_stream_lend(s, all & ~(UINT32_C(1) << begun));
         for (uint32_t e = 0; !rc && e < r->source->experts; e++)
-            side->kept[e] = r->owner[e] == begun && r->need[e] && gpu_cache_holds(&s->cache, layer, e);
+            side->kept[e] =
+                r->owner[e] == begun && r->need[e] && gpu_cache_holds(&s->cache, layer, e);
         memset(side->list_at, 0, sizeof side->list_at);
         memset(side->kept_at, 0, sizeof side->kept_at);
         side->kept_past = side->finished = side->ended = false;

@@ -57,11 +57,11 @@ struct gpu_relay {
     bool running;                          /* between begin and the last end */
     bool failed;                           /* the call is to be ended */
     uint64_t layer;
-    uint32_t *need;  /* [experts] of the call */
-    uint32_t *owner; /* [experts] */
-    uint32_t *list;  /* [experts] scratch */
+    uint32_t *need;             /* [experts] of the call */
+    uint32_t *owner;            /* [experts] */
+    uint32_t *list;             /* [experts] scratch */
     struct gpu_stretch *chunks; /* scratch: [experts * slices] */
-    uint32_t turn;            /* device that is looked at first */
+    uint32_t turn;              /* device that is looked at first */
     double peer_gbs;
     /* for who reports, at any time: the note is written once, and counted then */
     char note[216];
@@ -80,8 +80,8 @@ int gpu_relay_choose(struct gpu_relay *relay, const struct numoe_gpu_model_optio
                      const struct gpu_links *links, const struct numoe_error *peer_error,
                      struct numoe_error *error);
 /* With all models made: what calls need. division: kept. */
-int gpu_relay_make(struct gpu_relay *relay, const struct gpu_division *division, const struct numoe_gpu_model_options *options,
-                   struct numoe_error *error);
+int gpu_relay_make(struct gpu_relay *relay, const struct gpu_division *division,
+                   const struct numoe_gpu_model_options *options, struct numoe_error *error);
 /* Device memory that it takes on a device. */
 uint64_t gpu_relay_bytes(const struct gpu_relay *relay, uint32_t i);
 /* It passes nothing from the next call on, and why. */

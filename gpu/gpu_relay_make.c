@@ -149,9 +149,8 @@ static int make_side(struct gpu_relay *r, uint32_t i, struct numoe_error *error)
                        error, "allocating tables of experts");
     if (!rc)
         rc = gpu_judge(
-            gpu,
-            ops->host_allocate(gpu->device, GPU_PIECES * step, (void **)&side->host_tables), error,
-            "allocating pinned memory for tables");
+            gpu, ops->host_allocate(gpu->device, GPU_PIECES * step, (void **)&side->host_tables),
+            error, "allocating pinned memory for tables");
     for (uint32_t k = 0; !rc && k < GPU_PIECES; k++) {
         struct gpu_piece *p = &side->window.pieces[k];
 
@@ -164,8 +163,8 @@ static int make_side(struct gpu_relay *r, uint32_t i, struct numoe_error *error)
     return rc;
 }
 
-int gpu_relay_make(struct gpu_relay *r, const struct gpu_division *division, const struct numoe_gpu_model_options *o,
-                   struct numoe_error *error)
+int gpu_relay_make(struct gpu_relay *r, const struct gpu_division *division,
+                   const struct numoe_gpu_model_options *o, struct numoe_error *error)
 {
     const uint64_t experts = r->source->experts;
     struct numoe_error why = NUMOE_ERROR_INIT;

@@ -12,7 +12,7 @@
 #include "support/experts.h"
 
 enum { LAYERS = 3, EXPERTS = 24, HIDDEN = 256, INTERMEDIATE = 224, SLICES = INTERMEDIATE / 32 };
-enum { TOP_K = 4, REGIONS = 2, ABSENT = 5, TOKENS_MOST = 200, TESTS = 8 };
+enum { TOP_K = 4, REGIONS = 2, ABSENT = 5, TOKENS_MOST = 200, TESTS = 9 };
 
 #include "regions.h"
 
@@ -64,21 +64,33 @@ static const struct numoe_gpu_source source = {
     .present = present,
     .generation = generation};
 
-static struct numoe_gpu_model *make_model(struct numoe_gpu *gpu, uint64_t cells, uint64_t window)
+/* On a device; or whole on two, which pass experts on to each other. */
+static struct numoe_gpu_model *make_over(struct numoe_gpu *gpu, struct numoe_gpu *other,
+                                         uint64_t cells, uint64_t window)
 {
+    static const uint32_t shares[2] = {1, 1};
+    struct numoe_gpu *const gpus[2] = {gpu, other};
     const uint64_t expert = SLICES * shape.bytes;
     const struct numoe_gpu_model_options options = {.stream = cells == 0,
                                                     .cache_bytes = cells * expert,
                                                     .window_bytes = window * expert,
                                                     .piece_bytes = 1,
-                                                    .keep_free_bytes = (uint64_t)1 << 30};
+                                                    .keep_free_bytes = (uint64_t)1 << 30,
+                                                    .shares = shares,
+                                                    .whole = NUMOE_GPU_WHOLE_PEERS};
     struct numoe_gpu_source of = source;
     struct numoe_error error = NUMOE_ERROR_INIT;
     struct numoe_gpu_model *model = NULL;
 
     of.shape = shape;
-    expect(!numoe_gpu_model_create(gpu, &of, &options, &model, &error), "model: %s", error.message);
+    expect(!numoe_gpu_model_create_over(gpus, other ? 2 : 1, &of, &options, &model, &error),
+           "model: %s", error.message);
     return model;
+}
+
+static struct numoe_gpu_model *make_model(struct numoe_gpu *gpu, uint64_t cells, uint64_t window)
+{
+    return make_over(gpu, NULL, cells, window);
 }
 
 /* ---- batches on the device ------------------------------------------------------------------- */
@@ -373,15 +385,18 @@ static void in_pieces(struct numoe_gpu *gpu, int rounds)
     free(slice);
 }
 
-/* Pieces repacked as they come, into slots; nothing is waited for before the layer's end. */
-static void in_marlin(struct numoe_gpu *gpu, bool interleaved)
+/* Pieces repacked as they come, into slots; nothing is waited for before the layer's end. With
+ * another device half of them, those of its own, are passed on from there. */
+static void in_marlin(struct numoe_gpu *gpu, struct numoe_gpu *other, bool interleaved)
 {
-    struct numoe_gpu_model *model = make_model(gpu, EXPERTS / 2, 6);
+    struct numoe_gpu_model *model = make_over(gpu, other, EXPERTS / 2, 6);
+    struct numoe_gpu_report report;
     struct numoe_error error = NUMOE_ERROR_INIT;
     struct numoe_marlin_sizes sizes;
     struct guarded words[2], scales[2], slots;
     int32_t slot_of[EXPERTS];
-    cudaStream_t stream;
+    cudaStream_t streams[2] = {NULL};
+    void *any[2];
 
     numoe_marlin_sizes(&shape, SLICES, &sizes);
     const uint64_t bytes[2] = {4 * sizes.gate_up_words, 4 * sizes.down_words};
@@ -392,7 +407,10 @@ static void in_marlin(struct numoe_gpu *gpu, bool interleaved)
 
     if (!model)
         return;
-    must(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
+    for (int i = 0; i < 2; i++) {
+        must(cudaStreamCreateWithFlags(&streams[i], cudaStreamNonBlocking), "stream");
+        any[i] = streams[i];
+    }
     for (int e = 0; e < EXPERTS; e++)
         slot_of[e] = e == 7 ? -1 : EXPERTS - 1 - e;
     guarded_put(&slots, slot_of, sizeof slot_of);
@@ -404,21 +422,27 @@ static void in_marlin(struct numoe_gpu *gpu, bool interleaved)
                                     (uint32_t *)(void *)words[1].data, scales[1].data};
     for (uint64_t layer = 0; layer < LAYERS; layer++) {
         struct numoe_gpu_piece piece;
+        uint32_t part;
         int wrong = 0;
 
         expect(!numoe_gpu_pieces_begin(model, layer, NULL, 0, 0, &error), "begin: %s",
                error.message);
-        while (expect(!numoe_gpu_piece_next(model, stream, &piece, &error), "piece: %s",
+        while (expect(!numoe_gpu_piece_any(model, any, &part, &piece, &error), "piece: %s",
                       error.message) &&
                piece.slice_at) {
-            expect(!numoe_gpu_piece_marlin(model, stream, &piece,
-                                           (const int32_t *)(const void *)slots.data, interleaved,
-                                           &to, &error),
-                   "repacking: %s", error.message);
-            expect(!numoe_gpu_piece_done(model, stream, &piece, &error), "done: %s", error.message);
+            struct numoe_gpu_model *of = numoe_gpu_model_part(model, part);
+
+            if (part == 0)
+                expect(!numoe_gpu_piece_marlin(of, streams[0], &piece,
+                                               (const int32_t *)(const void *)slots.data,
+                                               interleaved, &to, &error),
+                       "repacking: %s", error.message);
+            expect(!numoe_gpu_piece_done(of, streams[part], &piece, &error), "done: %s",
+                   error.message);
         }
-        numoe_gpu_pieces_end(model, stream);
-        must(cudaStreamSynchronize(stream), "repacking");
+        for (uint32_t i = 0; i < numoe_gpu_model_parts(model); i++)
+            numoe_gpu_pieces_end(numoe_gpu_model_part(model, i), streams[i]);
+        must(cudaStreamSynchronize(streams[0]), "repacking");
         for (int e = 0; e < EXPERTS; e++) {
             const uint64_t slot = (uint64_t)slot_of[e];
             if (slot_of[e] < 0 || !present(NULL, layer, (uint64_t)e))
@@ -444,8 +468,12 @@ static void in_marlin(struct numoe_gpu *gpu, bool interleaved)
         guarded_free(&scales[i]);
     }
     guarded_free(&slots);
+    numoe_gpu_model_report(model, &report);
+    expect(other ? report.passed_experts > 0 : !report.passed_experts, "%d experts passed on: %s",
+           (int)report.passed_experts, report.pass_note);
     numoe_gpu_model_destroy(model);
-    must(cudaStreamDestroy(stream), "stream");
+    for (int i = 0; i < 2; i++)
+        must(cudaStreamDestroy(streams[i]), "stream");
     free(want.gate_up);
     free(want.gate_up_scales);
     free(want.down);
@@ -526,7 +554,7 @@ int main(int argc, char **argv)
     struct numoe_gpu_verdict verdict;
     struct numoe_error error = NUMOE_ERROR_INIT;
     struct numoe_gpu_finding found;
-    struct numoe_gpu *gpu = NULL;
+    struct numoe_gpu *gpu = NULL, *again = NULL;
 
     if (!have_device(TESTS))
         return finish();
@@ -553,9 +581,17 @@ int main(int argc, char **argv)
     in_pieces(gpu, small ? 1 : 5);
     end();
     begin("pieces in Marlin's layout");
-    in_marlin(gpu, false);
-    in_marlin(gpu, true);
+    in_marlin(gpu, NULL, false);
+    in_marlin(gpu, NULL, true);
     end();
+    begin("passed on, in Marlin's layout");
+    if (expect(!numoe_gpu_open(0, NUMOE_GPU_ON, NULL, NULL, &again, &verdict, &error), "%s",
+               error.message)) {
+        in_marlin(gpu, again, false);
+        in_marlin(gpu, again, true);
+    }
+    end();
+    numoe_gpu_close(again);
     begin("Marlin's layout, as certified");
     expect(!numoe_gpu_certify_marlin(gpu, &found, &error) && found.ok, "%s%s", error.message,
            found.text);

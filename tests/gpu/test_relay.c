@@ -321,9 +321,9 @@ static void run_seed(uint64_t seed, uint64_t *passed)
 
         cr_assert_eq(call_begin(&set, layer, random_u64() % 2 ? 90 : 25, NULL), 0);
         cr_assert_eq(numoe_gpu_pieces_begin(set.model, layer, NULL, 0, 0, NULL), -EBUSY);
-        cr_assert_eq(numoe_gpu_pieces_begin(numoe_gpu_model_part(set.model, 1), layer, NULL, 0, 0,
-                                            NULL),
-                     -EBUSY);
+        cr_assert_eq(
+            numoe_gpu_pieces_begin(numoe_gpu_model_part(set.model, 1), layer, NULL, 0, 0, NULL),
+            -EBUSY);
         if (random_u64() % 2)
             cr_assert_eq(call_in_turns(&set, NULL), 0);
         else
@@ -690,8 +690,7 @@ Test(gpu_relay, what_is_no_faster_is_not_taken_by_itself, .timeout = 60)
         relay = (struct gpu_relay){0};
         report = (struct numoe_gpu_report){0};
         cr_assert_eq(gpu_relay_open(&relay, set.gpu, 2, &source, &options, NULL), 0);
-        cr_assert_eq(
-            gpu_relay_choose(&relay, &options, way == 1 ? &fast : &slow, &none, NULL), 0);
+        cr_assert_eq(gpu_relay_choose(&relay, &options, way == 1 ? &fast : &slow, &none, NULL), 0);
         cr_expect_eq(relay.passes, way > 0);
         gpu_relay_report(&relay, &report);
         cr_expect_eq(report.peer_gbs, way == 1 ? 300 : 60);
