@@ -52,6 +52,9 @@ struct gpu_ops {
     /* The same for several that are small: in any order, as fast as one. */
     int (*copy_in_many)(void *device, void *stream, void *const *to, const void *const *from,
                         const uint64_t *bytes, uint32_t count);
+    /* The same by the device's processors, so that copies that are queued for the link do not hold
+     * it up: for little, in units of 4 bytes, from page-locked memory of host_allocate. */
+    int (*read_in)(void *device, void *stream, void *to, const void *from, uint64_t bytes);
     int (*copy_out)(void *device, void *stream, void *to, const void *from, uint64_t bytes);
 
     /* Let the device copy straight from the memory of a peer of the same table, which may be the

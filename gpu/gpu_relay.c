@@ -10,8 +10,9 @@
  *   owner's piece              passed piece, in the second window of each other device
  *
  *   queued ----------------->  filling  space is reclaimed (`passes` waits for `used`), the places
- *     |                           |     are chosen and the table's copy is queued
- *     | the host sees `copied`    |
+ *     |                           |     are chosen and the table is sent: not as a copy, which
+ * would |                           |     wait for all that is queued for the link | the host sees
+ * `copied`    |
  *     +------------------------>  queued   copies from the owner are queued, `copied` behind them
  *     |                           |
  *     | <------------------------ here     the host sees `copied`: the reader's bit is cleared when
@@ -228,7 +229,7 @@ static int open_passed(struct gpu_relay *r, uint32_t i, uint32_t j, bool *opened
         return numoe_error_set(error, -ENOMEM, "copies", "out of memory");
     return gpu_judge(
         side->gpu,
-        ops->copy_in(side->gpu->device, side->passes, p->table, p->host_table, s->table_bytes),
+        ops->read_in(side->gpu->device, side->passes, p->table, p->host_table, s->table_bytes),
         error, "copying a table");
 }
 
@@ -564,8 +565,7 @@ static void finish(struct gpu_relay *r)
             p->state = GPU_PIECE_SPENT;
         }
         if (waits)
-            gpu_judge(side->gpu, side->gpu->ops->stream_sync(side->gpu->device, side->passes), NULL,
-                      "copies from other devices");
+            gpu_still(side->gpu, side->passes, "copies from other devices");
     }
     for (uint32_t i = 0; i < r->count; i++) {
         gpu_enter(r->sides[i].gpu, NULL);
@@ -588,8 +588,7 @@ void gpu_relay_end(struct gpu_relay *r, uint32_t i, void *on)
         if (p->state != GPU_PIECE_TAKEN)
             continue;
         if (!waited)
-            gpu_judge(side->gpu, side->gpu->ops->stream_sync(side->gpu->device, on), NULL,
-                      "the failed call");
+            gpu_still(side->gpu, on, "the failed call");
         waited = true;
         p->state = GPU_PIECE_SPENT;
     }
@@ -722,7 +721,6 @@ void gpu_relay_stop(struct gpu_relay *r)
         if (!side->passes)
             continue;
         gpu_enter(side->gpu, NULL);
-        gpu_judge(side->gpu, side->gpu->ops->stream_sync(side->gpu->device, side->passes), NULL,
-                  "copies from other devices");
+        gpu_still(side->gpu, side->passes, "copies from other devices");
     }
 }

@@ -659,6 +659,19 @@ static inline int fake_copy_in(void *device, void *stream, void *to, const void 
         (struct fake_op){.what = FAKE_COPY_IN, .to = to, .from = from, .bytes = bytes});
 }
 
+static inline int fake_read_in(void *device, void *stream, void *to, const void *from,
+                               uint64_t bytes)
+{
+    const int e = fake_call(device);
+
+    if (bytes % 4)
+        fake_wrong(device, "what processors read is no number of words");
+    return e ? e
+             : fake_push(
+                   device, stream,
+                   (struct fake_op){.what = FAKE_COPY_IN, .to = to, .from = from, .bytes = bytes});
+}
+
 static inline int fake_copy_in_many(void *device, void *stream, void *const *to,
                                     const void *const *from, const uint64_t *bytes, uint32_t count)
 {
@@ -817,6 +830,7 @@ static const struct gpu_ops fake_ops = {
     .elapsed = fake_elapsed,
     .copy_in = fake_copy_in,
     .copy_in_many = fake_copy_in_many,
+    .read_in = fake_read_in,
     .copy_out = fake_copy_out,
     .peer_open = fake_peer_open,
     .copy_peer = fake_copy_peer,

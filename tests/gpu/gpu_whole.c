@@ -243,9 +243,9 @@ static uint64_t run_seed(const struct set *set, uint64_t seed, uint64_t most)
     options.chunk_bytes = 0;
     options.shares = evenly;
     options.whole = NUMOE_GPU_WHOLE_PEERS;
-    if (!expect(!numoe_gpu_model_create_over(set->gpus, set->count, &source, &options, &model,
-                                             &error),
-                "model: %s", error.message))
+    if (!expect(
+            !numoe_gpu_model_create_over(set->gpus, set->count, &source, &options, &model, &error),
+            "model: %s", error.message))
         return 0;
     for (int call = 0; call < 200 && checked < most && harness_ok; call++) {
         checked += run_call(set, model, layer, seed % 2 ? 90 : 30);
@@ -350,9 +350,9 @@ static double timed(const struct set *set, enum numoe_gpu_whole whole, double *c
     uint64_t began = 0;
     double seconds;
 
-    if (!expect(!numoe_gpu_model_create_over(set->gpus, set->count, &source, &options, &model,
-                                             &error),
-                "model: %s", error.message))
+    if (!expect(
+            !numoe_gpu_model_create_over(set->gpus, set->count, &source, &options, &model, &error),
+            "model: %s", error.message))
         return 0;
     for (uint64_t pass = 0; pass <= PASSES; pass++) { /* the first is not timed */
         if (pass == 1) {
@@ -382,9 +382,9 @@ static double timed(const struct set *set, enum numoe_gpu_whole whole, double *c
     sync_all(set);
     seconds = (double)(numoe_now_ns() - began) * 1e-9;
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &after);
-    *cpu = ((double)(after.tv_sec - before.tv_sec) +
-            1e-9 * (double)(after.tv_nsec - before.tv_nsec)) /
-           seconds;
+    *cpu =
+        ((double)(after.tv_sec - before.tv_sec) + 1e-9 * (double)(after.tv_nsec - before.tv_nsec)) /
+        seconds;
     numoe_gpu_model_destroy(model);
     return (double)PASSES * WIDE_EXPERTS * WIDE_SLICES * (double)wide_shape.bytes / seconds / 1e9;
 }
