@@ -309,6 +309,60 @@ Test(workers_memory, of_a_node_is_touched_by_the_nodes_workers, .timeout = 120)
     numoe_close(context);
 }
 
+/* ---- lanes ----------------------------------------------------------------------------------- */
+
+/* A call's job as the pool gets it: each worker begins with lanes in the memory of its own node,
+ * and is told how long they take, by which it judges far steals. */
+Test(workers_lanes, are_first_those_of_the_workers_node, .timeout = 60)
+{
+    struct fixture f = fixture_of(1, 8, 96, 512, false, NUMOE_FAST);
+    struct numoe_options options = NUMOE_OPTIONS_INIT;
+    const struct numoe_plan *plan;
+    struct numoe_schedule *s;
+
+    experts_make(&f, 77);
+    options.topology = "pack:2 [numa(memory=16GB)] core:3 pu:1";
+    options.workers = 5;
+    open_model(&f, &options);
+    s = &f.context->schedule;
+    plan = f.context->plan;
+    cr_assert_eq(plan->nodes[0].worker_count + plan->nodes[1].worker_count, 5);
+    cr_assert_neq(plan->nodes[0].worker_count, plan->nodes[1].worker_count);
+    for (uint64_t tokens = 1; tokens < 12; tokens += 5) {
+        struct call c = call_make(tokens, 3, 96, 8, false);
+        const struct numoe_batch b = call_batch(&c);
+        const struct numoe_pool_phase *lanes = NULL;
+        struct numoe_pool_job job;
+        uint64_t weighed = 0;
+
+        run(&f, 0, &b);
+        numoe_schedule_job(s, &job);
+        for (uint32_t p = 0; p < job.phase_count; p++)
+            if (numoe_schedule_phase(job.phases[p].run) == TRACE_PHASE_EXPERTS)
+                lanes = &job.phases[p];
+        cr_assert_not_null(lanes);
+        cr_assert_not_null(lanes->first);
+        cr_expect_eq(lanes->items, s->lane_count);
+        cr_expect_eq(lanes->first[5], s->lane_count);
+        for (uint32_t w = 0; w < 5; w++)
+            for (uint32_t i = lanes->first[w]; i < lanes->first[w + 1]; i++)
+                for (uint32_t r = 0; r < s->lanes[i].run_count; r++) {
+                    const struct schedule_run *run = &s->runs[s->lanes[i].first_run + r];
+
+                    cr_expect_eq(run->node, plan->workers[w].plan_node, "%lu tokens, worker %u",
+                                 tokens, w);
+                    weighed += run->slice_count * f.model->shape.bytes;
+                }
+        /* a core reads 5 to 50 bytes a ns */
+        cr_expect(lanes->item_ns >= weighed / s->lane_count / 50 &&
+                      lanes->item_ns <= weighed / s->lane_count,
+                  "%u ns for %lu bytes", lanes->item_ns, weighed / s->lane_count);
+        call_free(&c);
+    }
+    close_model(&f);
+    experts_free(&f);
+}
+
 /* ---- idleness -------------------------------------------------------------------------------- */
 
 /* C3: 64 workers, after a call and their spin, use less than a thousandth of a core for ten
