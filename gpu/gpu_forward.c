@@ -10,7 +10,9 @@
  *   results stream   outputs to staging, the other direction of the link
  *   copy stream      weights, of the next layer too
  *
- * Staging is two halves, each used again when the event behind its last copy says so. A pass of one
+ * Staging is in stages, each used again when the event behind its last copy says so: what is copied
+ * between a stage and the caller's memory and what crosses the link are in different ones at once,
+ * in a pass of few tokens too. A pass of one
  * part writes the caller's type at once; with more parts, outputs are summed in fp32, and those of
  * bf16 are rounded once at the end.
  *
@@ -22,7 +24,6 @@
 
 #include "gpu_several.h"
 
-#define HALF_BYTES_MOST ((uint64_t)256 << 20)
 enum { PASS_TOKENS_MOST = 1 << 16, CHUNK_TOKENS_MOST = 8192 };
 /* Below so many a pass reads nearly every expert for few tokens each: rather fewer that stay. */
 enum { PASS_TOKENS_WORTH = 256 };
@@ -88,8 +89,23 @@ static uint64_t token_bytes(const struct numoe_cuda_ffn *ffn)
            ffn->out_stride * type_bytes(ffn->out_type) + 4 * 256;
 }
 
+/* How many of n tokens pass through a stage. */
+static uint64_t stage_tokens(const struct numoe_gpu_model *m, const struct numoe_cuda_ffn *ffn,
+                             uint64_t n)
+{
+    const uint64_t row = ffn->out_stride * type_bytes(ffn->out_type);
+    const uint64_t least = (m->stage_least + row - 1) / row;
+    const uint64_t most = m->stage_most / token_bytes(ffn);
+    uint64_t tokens = (n + GPU_STAGES - 1) / GPU_STAGES;
+
+    tokens = tokens < least ? least : tokens;
+    tokens = tokens < most ? tokens : most;
+    tokens = tokens < n ? tokens : n;
+    return tokens < 1 ? 1 : tokens;
+}
+
 /* Blocks for a pass; nothing runs on them. */
-static int reserve(struct numoe_gpu_model *m, uint64_t device, uint64_t half,
+static int reserve(struct numoe_gpu_model *m, uint64_t device, uint64_t stage,
                    struct numoe_error *error)
 {
     struct numoe_gpu *gpu = m->gpu;
@@ -115,23 +131,23 @@ static int reserve(struct numoe_gpu_model *m, uint64_t device, uint64_t half,
         m->device_bytes = device;
         gpu_tally_set(&m->stream.tally, GPU_WORKSPACE_BYTES, device);
     }
-    half = (half + 255) / 256 * 256;
-    if (half > m->half_bytes) {
+    stage = (stage + 255) / 256 * 256;
+    if (stage > m->stage_bytes) {
         if (m->host) {
             rc = gpu_judge(gpu, ops->host_release(gpu->device, m->host), error, "freeing staging");
             if (rc)
                 return rc;
             m->host = NULL;
-            m->half_bytes = 0;
+            m->stage_bytes = 0;
         }
-        rc = gpu_judge(gpu, ops->host_allocate(gpu->device, 2 * half, (void **)&m->host), error,
-                       "allocating %llu MiB of pinned staging",
-                       (unsigned long long)(2 * half >> 20));
+        rc = gpu_judge(gpu, ops->host_allocate(gpu->device, GPU_STAGES * stage, (void **)&m->host),
+                       error, "allocating %llu MiB of pinned staging",
+                       (unsigned long long)(GPU_STAGES * stage >> 20));
         if (rc) {
             m->host = NULL;
             return rc;
         }
-        m->half_bytes = half;
+        m->stage_bytes = stage;
     }
     return m->device && m->host ? 0 : -ENOMEM;
 }
@@ -168,8 +184,7 @@ static int plan_pass(struct numoe_gpu_model *m, const struct numoe_gpu_call *cal
         }
         p->tokens = n;
         p->chunk = chunk;
-        p->staged = HALF_BYTES_MOST / token_bytes(&ffn);
-        p->staged = p->staged < 1 ? 1 : p->staged < n ? p->staged : n;
+        p->staged = stage_tokens(m, &ffn, n);
         rc = reserve(m, p->parts.bytes, p->staged * token_bytes(&ffn), &inner);
         if (rc == -ENOMEM && n > PASS_TOKENS_WORTH) {
             n = n / 2 > PASS_TOKENS_WORTH ? (n + 1) / 2 : PASS_TOKENS_WORTH;
@@ -218,11 +233,11 @@ static void copy_rows(const struct numoe_gpu_model *m, void *to, uint64_t to_str
         memcpy((uint8_t *)to + r * to_stride, (const uint8_t *)from + r * from_stride, row_bytes);
 }
 
-/* Tokens [at, at + count) of the pass, through one half of the staging memory; x of [x_at, x_at +
+/* Tokens [at, at + count) of the pass, through a stage; x of [x_at, x_at +
  * x_count) alone. */
 static int send_some(struct numoe_gpu_model *m, const struct numoe_gpu_call *call,
                      const struct numoe_cuda_ffn *ffn, uint64_t at, uint64_t count, uint64_t x_at,
-                     uint64_t x_count, unsigned half, struct numoe_error *error)
+                     uint64_t x_count, unsigned stage, struct numoe_error *error)
 {
     struct numoe_gpu *gpu = m->gpu;
     const struct gpu_ops *ops = gpu->ops;
@@ -231,9 +246,9 @@ static int send_some(struct numoe_gpu_model *m, const struct numoe_gpu_call *cal
     const uint64_t x_row = ffn->x_stride * type_bytes(ffn->x_type);
     const uint64_t out_size = type_bytes(ffn->out_type), out_row = ffn->out_stride * out_size;
     const uint64_t entries = count * call->top_k;
-    uint8_t *host = m->host + half * m->half_bytes;
+    uint8_t *host = m->host + stage * m->stage_bytes;
     uint64_t x = 0, ids = 0, routing = 0, out = 0, end = 0;
-    int rc = gpu_judge(gpu, ops->event_sync(gpu->device, m->half_free[half]), error,
+    int rc = gpu_judge(gpu, ops->event_sync(gpu->device, m->stage_free[stage]), error,
                        "waiting for staging");
 
     if (rc)
@@ -267,7 +282,7 @@ static int send_some(struct numoe_gpu_model *m, const struct numoe_gpu_call *cal
                                         host + copies[i].from, copies[i].bytes),
                            error, "copying the inputs of %llu tokens", (unsigned long long)count);
     if (!rc)
-        rc = gpu_judge(gpu, ops->event_record(gpu->device, m->half_free[half], m->stream.compute),
+        rc = gpu_judge(gpu, ops->event_record(gpu->device, m->stage_free[stage], m->stream.compute),
                        error, "marking staging");
     return rc;
 }
@@ -278,16 +293,17 @@ static int send_inputs(struct numoe_gpu_model *m, const struct numoe_gpu_call *c
 {
     const struct gpu_pass *p = &m->pass;
     struct numoe_cuda_ffn ffn;
-    unsigned half = 0;
+    unsigned stage = 0;
     int rc = 0;
 
     describe(m, call, p->tokens, &ffn);
-    for (uint64_t at = 0; !rc && at < p->tokens; at += p->staged, half = !half) {
+    for (uint64_t at = 0; !rc && at < p->tokens;
+         at += p->staged, stage = (stage + 1) % GPU_STAGES) {
         const uint64_t left = p->tokens - at, count = left < p->staged ? left : p->staged;
         const uint64_t x_at = begin < at ? at : begin < at + count ? begin : at + count;
         const uint64_t x_end = end < x_at ? x_at : end < at + count ? end : at + count;
 
-        rc = send_some(m, call, &ffn, at, count, x_at, x_end - x_at, half, error);
+        rc = send_some(m, call, &ffn, at, count, x_at, x_end - x_at, stage, error);
     }
     return rc;
 }
@@ -380,7 +396,7 @@ static int compute(struct numoe_gpu_model *m, const struct numoe_gpu_call *call,
 
 /* ---- outputs --------------------------------------------------------------------------------- */
 
-/* Queue the next outputs that fit in a half. */
+/* Queue the next outputs that fit in a stage. */
 static int send_outputs(struct numoe_gpu_model *m, const struct numoe_gpu_call *call,
                         struct numoe_error *error)
 {
@@ -388,14 +404,14 @@ static int send_outputs(struct numoe_gpu_model *m, const struct numoe_gpu_call *
     struct numoe_gpu *gpu = m->gpu;
     const uint64_t row = m->source.shape.hidden * type_bytes(out_type(call));
     const uint64_t left = p->tokens - p->sent, count = left < p->staged ? left : p->staged;
-    const unsigned half = p->sent / p->staged % 2;
+    const unsigned stage = (unsigned)(p->sent / p->staged % GPU_STAGES);
     int rc = gpu_judge(gpu,
-                       gpu->ops->copy_out(gpu->device, m->results, m->host + half * m->half_bytes,
+                       gpu->ops->copy_out(gpu->device, m->results, m->host + stage * m->stage_bytes,
                                           m->device + p->parts.out + p->sent * row, count * row),
                        error, "copying the outputs of %llu tokens", (unsigned long long)count);
 
     if (!rc)
-        rc = gpu_judge(gpu, gpu->ops->event_record(gpu->device, m->half_free[half], m->results),
+        rc = gpu_judge(gpu, gpu->ops->event_record(gpu->device, m->stage_free[stage], m->results),
                        error, "marking outputs");
     p->sent += count;
     return rc;
@@ -505,20 +521,28 @@ static int ask(struct numoe_gpu_model *const *models, void *const *events, uint3
     return rc;
 }
 
-/* Whether some of the next layer's experts still wait for staging, of any device. */
-static bool pump(struct numoe_gpu_model *const *models, uint32_t count)
+/* *more: some experts still wait for staging, of any device. */
+static int pump(struct numoe_gpu_model *const *models, uint32_t count, bool *more,
+                struct numoe_error *error)
 {
-    bool more = false;
-
+    *more = false;
     for (uint32_t i = 0; i < count; i++) {
+        struct gpu_stream *s = &models[i]->stream;
+        struct numoe_error why = NUMOE_ERROR_INIT;
         bool some = false;
+        int rc = s->filling ? gpu_enter(models[i]->gpu, &why) : 0;
 
-        /* what goes wrong in the prefetch shows when its layer is called */
-        if (models[i]->stream.filling && !gpu_enter(models[i]->gpu, NULL) &&
-            !gpu_stream_pump(&models[i]->stream, &some, NULL))
-            more = more || some;
+        if (!rc && s->filling)
+            rc = gpu_stream_pump(s, &some, &why);
+        /* what goes wrong in a prefetch shows when its layer is called */
+        if (rc && s->in_call) {
+            if (error)
+                *error = why;
+            return rc;
+        }
+        *more = *more || (!rc && some);
     }
-    return more;
+    return 0;
 }
 
 int gpu_pass_wait(struct numoe_gpu_model *const *models, void *const *events, uint32_t count,
@@ -534,8 +558,8 @@ int gpu_pass_wait(struct numoe_gpu_model *const *models, void *const *events, ui
         rc = ask(models, events, count, &all, what, error);
         if (rc || all)
             break;
-        more = pump(models, count);
-        if (nccl)
+        rc = pump(models, count, &more, error);
+        if (!rc && nccl)
             rc = gpu_nccl_health(nccl, error);
         if (!rc && (more || nccl))
             nanosleep(&nap, NULL);
@@ -607,18 +631,37 @@ int gpu_pass_plan(struct numoe_gpu_model *m, uint64_t layer, const struct numoe_
     return plan_pass(m, call, most, error);
 }
 
-int gpu_pass_inputs(struct numoe_gpu_model *m, const struct numoe_gpu_call *call, uint64_t begin,
-                    uint64_t end, struct numoe_error *error)
+int gpu_pass_begin(struct numoe_gpu_model *m, const struct numoe_gpu_call *call,
+                   struct numoe_error *error)
 {
+    struct numoe_cuda_ffn ffn;
     int rc = gpu_enter(m->gpu, error);
 
     if (rc)
         return rc;
+    describe(m, call, m->pass.tokens, &ffn);
     count_need(m, call);
     m->running = true;
     m->took_ms = -1;
     rc = gpu_judge(m->gpu, m->gpu->ops->event_record(m->gpu->device, m->began, m->stream.compute),
                    error, "marking the begin of a call");
+    if (!rc)
+        rc = gpu_stream_begin(&m->stream, m->pass.layer, m->need, call->asked, m->pass.tokens,
+                              error);
+    /* The link has something to do while many inputs are brought to staging, and no more than that:
+     * they come behind all that is queued. */
+    if (!rc && m->pass.tokens * ffn.x_stride * type_bytes(ffn.x_type) >= m->stage_least)
+        rc = gpu_stream_lead(&m->stream, error);
+    if (rc)
+        settle(m);
+    return rc;
+}
+
+int gpu_pass_inputs(struct numoe_gpu_model *m, const struct numoe_gpu_call *call, uint64_t begin,
+                    uint64_t end, struct numoe_error *error)
+{
+    int rc = gpu_enter(m->gpu, error);
+
     if (!rc)
         rc = send_inputs(m, call, begin, end, error);
     if (rc)
@@ -643,8 +686,6 @@ int gpu_pass_compute(struct numoe_gpu_model *m, const struct numoe_gpu_call *cal
     int rc = gpu_enter(m->gpu, error);
 
     if (!rc)
-        rc = gpu_stream_begin(&m->stream, layer, m->need, call->asked, m->pass.tokens, error);
-    if (!rc)
         rc = compute(m, call, error);
     if (!rc && outputs)
         rc = gpu_pass_outputs(m, call, 0, error);
@@ -663,21 +704,22 @@ void *gpu_pass_rows(const struct numoe_gpu_model *m, uint64_t at, uint64_t *coun
 {
     const struct gpu_pass *p = &m->pass;
     const uint64_t left = p->tokens - at;
-    const unsigned half = at / p->staged % 2;
+    const unsigned stage = (unsigned)(at / p->staged % GPU_STAGES);
 
     *count = left < p->staged ? left : p->staged;
-    *rows = m->host + half * m->half_bytes;
-    return m->half_free[half];
+    *rows = m->host + stage * m->stage_bytes;
+    return m->stage_free[stage];
 }
 
 int gpu_pass_outputs(struct numoe_gpu_model *m, const struct numoe_gpu_call *call, uint64_t at,
                      struct numoe_error *error)
 {
-    int rc;
+    int rc = 0;
 
     m->pass.sent = at;
-    rc = gpu_pass_more(m, call, error);
-    return rc ? rc : gpu_pass_more(m, call, error);
+    for (int i = 0; !rc && i < GPU_STAGES; i++)
+        rc = gpu_pass_more(m, call, error);
+    return rc;
 }
 
 int gpu_pass_more(struct numoe_gpu_model *m, const struct numoe_gpu_call *call,
@@ -714,6 +756,8 @@ int numoe_gpu_start(struct numoe_gpu_model *m, uint64_t layer, const struct numo
     if (m->several)
         return gpu_several_start(m->several, layer, call, first, tokens, error);
     rc = gpu_pass_plan(m, layer, call, first, call->tokens - first, error);
+    if (!rc)
+        rc = gpu_pass_begin(m, call, error);
     if (!rc)
         rc = gpu_pass_inputs(m, call, 0, m->pass.tokens, error);
     if (!rc)

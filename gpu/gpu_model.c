@@ -12,6 +12,8 @@
 #include "base/checked.h"
 
 #define GIB ((uint64_t)1 << 30)
+#define STAGE_LEAST ((uint64_t)4 << 20)
+#define STAGE_MOST ((uint64_t)128 << 20)
 
 static void model_free(struct numoe_gpu_model *m)
 {
@@ -30,9 +32,9 @@ static void model_free(struct numoe_gpu_model *m)
         gpu_judge(gpu, ops->event_destroy(gpu->device, m->began), NULL, "freeing a timer");
     if (m->ended)
         gpu_judge(gpu, ops->event_destroy(gpu->device, m->ended), NULL, "freeing a timer");
-    for (int i = 0; i < 2; i++)
-        if (m->half_free[i])
-            gpu_judge(gpu, ops->event_destroy(gpu->device, m->half_free[i]), NULL,
+    for (int i = 0; i < GPU_STAGES; i++)
+        if (m->stage_free[i])
+            gpu_judge(gpu, ops->event_destroy(gpu->device, m->stage_free[i]), NULL,
                       "freeing an event");
     if (m->device)
         gpu_judge(gpu, ops->release(gpu->device, m->device), NULL, "freeing the workspace");
@@ -100,8 +102,8 @@ static int make_events(struct numoe_gpu_model *m, struct numoe_error *error)
         rc = gpu_judge(gpu, ops->timer_create(gpu->device, &m->began), error, "making a timer");
     if (!rc)
         rc = gpu_judge(gpu, ops->timer_create(gpu->device, &m->ended), error, "making a timer");
-    for (int i = 0; !rc && i < 2; i++)
-        rc = gpu_judge(gpu, ops->event_create(gpu->device, &m->half_free[i]), error,
+    for (int i = 0; !rc && i < GPU_STAGES; i++)
+        rc = gpu_judge(gpu, ops->event_create(gpu->device, &m->stage_free[i]), error,
                        "making an event");
     return rc;
 }
@@ -147,6 +149,8 @@ int gpu_model_make(struct numoe_gpu *gpu, const struct numoe_gpu_source *source,
     m->source = *source;
     m->warm = true;
     m->took_ms = -1;
+    m->stage_least = STAGE_LEAST;
+    m->stage_most = STAGE_MOST;
     m->need = calloc(source->experts, sizeof *m->need);
     if (!m->need) {
         rc = numoe_error_set(error, -ENOMEM, "model", "out of memory");

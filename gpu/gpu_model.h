@@ -15,10 +15,12 @@ struct gpu_parts {
 struct gpu_pass {
     uint64_t layer, first, tokens;
     uint64_t chunk;  /* tokens of a launch */
-    uint64_t staged; /* tokens that a half of the staging memory has room for */
+    uint64_t staged; /* tokens that pass through a stage */
     uint64_t sent;   /* tokens whose outputs are queued on their way to the host */
     struct gpu_parts parts;
 };
+
+enum { GPU_STAGES = 4 };
 
 struct numoe_gpu_model {
     struct gpu_several *several; /* on several devices: nothing else here is used then but gpu */
@@ -32,12 +34,13 @@ struct numoe_gpu_model {
     uint64_t keep_free_bytes, ring_bytes;
     uint8_t *device; /* parts of a pass */
     uint64_t device_bytes;
-    uint8_t *host; /* pinned: two halves for inputs and outputs on their way */
-    uint64_t half_bytes;
-    void *half_free[2];  /* events: the half's last copy is past */
-    void *results;       /* stream of outputs to the host */
-    void *computed;      /* event: the pass is */
-    void *began, *ended; /* timers of the pass */
+    uint8_t *host; /* pinned: stages for inputs and outputs on their way */
+    uint64_t stage_bytes;
+    uint64_t stage_least, stage_most; /* of outputs, that are worth a stage; of a stage at most */
+    void *stage_free[GPU_STAGES];     /* events: the stage's last copy is past */
+    void *results;                    /* stream of outputs to the host */
+    void *computed;                   /* event: the pass is */
+    void *began, *ended;              /* timers of the pass */
     double took_ms;
     uint32_t *need;   /* [experts] of the pass */
     uint64_t experts; /* of all layers, that there are */
@@ -68,13 +71,15 @@ int gpu_model_make(struct numoe_gpu *gpu, const struct numoe_gpu_source *source,
 
 /*
  * The steps of a call, for one device or for several: choose the pass's tokens, at most so many;
- * queue its inputs, x of tokens [begin, end) alone; queue the computation, and with outputs the
- * first of them; wait for the event of the outputs of its tokens [at, at + *count), which are then
- * at *rows until more are queued; queue more outputs; and end, as failed with rc. A step that fails
- * before gpu_pass_compute is through leaves nothing running.
+ * begin, with copies of experts; queue its inputs, x of tokens [begin, end) alone; queue the
+ * computation, and with outputs the first of them; wait for the event of the outputs of its tokens
+ * [at, at + *count), which are then at *rows until more are queued; queue more outputs; and end, as
+ * failed with rc. A step that fails before gpu_pass_compute is through leaves nothing running.
  */
 int gpu_pass_plan(struct numoe_gpu_model *model, uint64_t layer, const struct numoe_gpu_call *call,
                   uint64_t first, uint64_t most, struct numoe_error *error);
+int gpu_pass_begin(struct numoe_gpu_model *model, const struct numoe_gpu_call *call,
+                   struct numoe_error *error);
 int gpu_pass_inputs(struct numoe_gpu_model *model, const struct numoe_gpu_call *call,
                     uint64_t begin, uint64_t end, struct numoe_error *error);
 int gpu_pass_compute(struct numoe_gpu_model *model, const struct numoe_gpu_call *call, bool outputs,

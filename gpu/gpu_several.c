@@ -382,9 +382,9 @@ static int pass_inputs(struct gpu_several *s, const struct numoe_gpu_call *part,
         const uint64_t begin = i * each < tokens ? i * each : tokens;
         rc = gpu_pass_inputs(models[i], part, begin, begin + each, error);
     }
-    for (int half = 0; !rc && half < 2; half++) {
+    for (int stage = 0; !rc && stage < GPU_STAGES; stage++) {
         for (uint32_t i = 0; i < s->count; i++)
-            events[i] = models[i]->half_free[half];
+            events[i] = models[i]->stage_free[stage];
         rc = gpu_pass_wait(models, events, s->count, NULL, "copying inputs", error);
     }
     if (rc || !gpu_sum_pass_inputs(&s->sum, models, part, each, &why))
@@ -422,9 +422,11 @@ int gpu_several_start(struct gpu_several *s, uint64_t layer, const struct numoe_
         agreed = m->pass.tokens == most ? agreed + 1 : 1;
         most = m->pass.tokens;
     }
+    for (uint32_t i = 0; !rc && i < s->count; i++)
+        rc = gpu_pass_begin(s->parts[i].model, &part, error);
     gpu_pass_x(s->parts[0].model, &part, 0, &row);
     passes = gpu_sum_passes(&s->sum, most * row);
-    if (passes)
+    if (!rc && passes)
         rc = pass_inputs(s, &part, most, error);
     s->way = gpu_sum_way(&s->sum, most * s->source.shape.hidden * sizeof(float));
     for (uint32_t i = 0; !rc && i < s->count; i++) {
@@ -468,7 +470,7 @@ static int take_sums(struct gpu_several *s, const struct numoe_gpu_call *call,
         rc = gpu_sum_await(&s->sum, s->way, models, r, error);
         for (uint32_t i = 0; !rc && i < s->count; i++) {
             const uint64_t begin = gpu_round_begin(r, i), end = gpu_round_begin(r, i + 1);
-            const uint8_t *rows = models[i]->host + slot * models[i]->half_bytes;
+            const uint8_t *rows = models[i]->host + slot * models[i]->stage_bytes;
 
             if (begin < end)
                 gpu_take_outputs(lead, call, r->at + begin, end - begin, &rows, 1, true);

@@ -558,16 +558,16 @@ int gpu_stream_prefetch(struct gpu_stream *s, uint64_t layer, const uint32_t *ne
 
 int gpu_stream_pump(struct gpu_stream *s, bool *more, struct numoe_error *error)
 {
-    const uint32_t index = !s->current;
+    const uint32_t index = s->in_call ? s->current : !s->current;
     int rc;
 
     *more = false;
-    if (s->in_call || s->jobs[index].layer == GPU_NO_LAYER)
+    if (s->jobs[index].layer == GPU_NO_LAYER)
         return 0;
     rc = advance(s, index, false, more, error);
     /* what waits for space waits for the next call */
     *more = *more && s->filling;
-    if (rc)
+    if (rc && !s->in_call)
         drop_job(s, index);
     return rc;
 }
@@ -617,6 +617,23 @@ void gpu_stream_lend(struct gpu_stream *s, uint32_t readers)
         if (p->job == s->current && p->state != GPU_PIECE_SPENT)
             p->readers = readers; /* prefetched */
     }
+}
+
+int gpu_stream_lead(struct gpu_stream *s, struct numoe_error *error)
+{
+    const struct gpu_job *job = &s->jobs[s->current];
+    bool stuck = false;
+    int rc = 0;
+
+    for (uint32_t i = 0; i < s->window.count; i++)
+        if (gpu_window_piece(&s->window, i)->job == s->current &&
+            gpu_window_piece(&s->window, i)->state == GPU_PIECE_QUEUED)
+            return 0; /* prefetched */
+    if (!s->filling && job->opened < job->count)
+        rc = open_piece(s, s->current, error);
+    if (!rc && s->filling)
+        rc = fill(s, false, &stuck, error);
+    return rc == -EAGAIN ? 0 : rc;
 }
 
 /* The table of the experts that stay, on the device as it is now. */

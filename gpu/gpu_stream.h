@@ -155,7 +155,8 @@ bool gpu_stream_resident(const struct gpu_stream *stream);
  * waiting for staging or for space. */
 int gpu_stream_prefetch(struct gpu_stream *stream, uint64_t layer, const uint32_t *need,
                         struct numoe_error *error);
-/* Queue more of a prefetch, without waiting. *more: some is left. */
+/* Queue more of a call, or else of a prefetch, without waiting. *more: some is left. A failure in a
+ * call is the call's. */
 int gpu_stream_pump(struct gpu_stream *stream, bool *more, struct numoe_error *error);
 
 /*
@@ -168,6 +169,8 @@ int gpu_stream_begin(struct gpu_stream *stream, uint64_t layer, const uint32_t *
 /* Right behind it: other devices, bit i: device i, copy from the call's pieces too. Each piece's
  * memory is kept until its `readers` are cleared. */
 void gpu_stream_lend(struct gpu_stream *stream, uint32_t readers);
+/* Queue copies of the first piece of the call, if none is, as far as that needs no waiting. */
+int gpu_stream_lead(struct gpu_stream *stream, struct numoe_error *error);
 /*
  * The next part: experts that stay, then piece after piece in the order of arrival. What is queued
  * on `on` from now on finds the part's weights complete. Other experts are absent in its table.

@@ -292,11 +292,11 @@ static int send(struct gpu_sum *s, struct numoe_gpu_model *m, uint32_t i, uint64
 
     if (bytes)
         rc = gpu_judge(gpu,
-                       gpu->ops->copy_out(gpu->device, m->results, m->host + slot * m->half_bytes,
+                       gpu->ops->copy_out(gpu->device, m->results, m->host + slot * m->stage_bytes,
                                           s->scratch[i] + slot * s->slot_bytes, bytes),
                        error, "copying sums of outputs");
     return rc ? rc
-              : gpu_judge(gpu, gpu->ops->event_record(gpu->device, m->half_free[slot], m->results),
+              : gpu_judge(gpu, gpu->ops->event_record(gpu->device, m->stage_free[slot], m->results),
                           error, "marking sums");
 }
 
@@ -382,7 +382,7 @@ int gpu_sum_await(struct gpu_sum *s, enum numoe_gpu_sum way, struct numoe_gpu_mo
 
     for (uint32_t i = 0; i < s->count; i++)
         events[i] =
-            nccl || gpu_round_begin(r, i) < r->tokens ? models[i]->half_free[r->slot] : NULL;
+            nccl || gpu_round_begin(r, i) < r->tokens ? models[i]->stage_free[r->slot] : NULL;
     rc = gpu_pass_wait(models, events, s->count, nccl ? &s->nccl : NULL,
                        nccl ? "summing outputs by NCCL" : "summing outputs", error);
     gpu_tally_add(&s->tally, GPU_SUMMED_TOKENS, rc ? 0 : r->tokens);

@@ -13,7 +13,7 @@
  * goes on with the rows that are left.
  *
  * A round begins only when the host has seen all devices' `computed`; no device waits for another's
- * event. Rounds alternate between two slots of scratch and the two halves of staging: one is used
+ * event. Rounds alternate between two slots of scratch and two stages of staging: one is used
  * again when the host has taken what was in it.
  *
  * SPDX-License-Identifier: Apache-2.0
@@ -87,7 +87,7 @@ static inline uint64_t gpu_round_begin(const struct gpu_round *round, uint32_t d
 int gpu_sum_queue(struct gpu_sum *sum, enum numoe_gpu_sum way,
                   struct numoe_gpu_model *const *models, const struct gpu_round *round,
                   struct numoe_error *error);
-/* Wait until each device's rows are in its half of staging, that of the slot. */
+/* Wait until each device's rows are in its stage, that of the slot. */
 int gpu_sum_await(struct gpu_sum *sum, enum numoe_gpu_sum way,
                   struct numoe_gpu_model *const *models, const struct gpu_round *round,
                   struct numoe_error *error);

@@ -99,6 +99,8 @@ static inline void set_run(struct model *m, uint32_t count, enum layout layout,
     set_make(&set, count, layout, delays);
     cr_assert_eq(numoe_gpu_model_create_over(set.gpu, count, &source, &options, &model, NULL), 0);
     cr_expect_eq(numoe_gpu_model_parts(model), count);
+    for (uint32_t i = 0; i < count; i++)
+        many_stages(numoe_gpu_model_part(model, i), seed);
     if (sum != NUMOE_GPU_SUM_HOST)
         set_narrow(model, 1 + seed % 3);
     random_state = seed;
@@ -168,6 +170,8 @@ static inline void set_fail_everywhere(uint32_t count, uint32_t victim, enum lay
         }
         if (!rc && sum != NUMOE_GPU_SUM_HOST)
             set_narrow(model, 1);
+        for (uint32_t i = 0; !rc && i < count; i++)
+            many_stages(numoe_gpu_model_part(model, i), at);
         for (int i = 0; !rc && i < 6; i++) {
             const uint64_t layer = (uint64_t)i % 3;
             struct batch b;

@@ -657,8 +657,11 @@ static bool of_pass(const void *event)
     for (uint32_t i = 0; i < numoe_gpu_model_parts(waiting); i++) {
         const struct numoe_gpu_model *part = numoe_gpu_model_part(waiting, i);
 
-        if (event == part->computed || event == part->half_free[0] || event == part->half_free[1])
+        if (event == part->computed)
             return true;
+        for (int k = 0; k < GPU_STAGES; k++)
+            if (event == part->stage_free[k])
+                return true;
     }
     return false;
 }

@@ -28,6 +28,7 @@ static void run_seed(uint64_t seed)
         f->pin_most = 20000 + seed * 97 % 60000;
     cr_assert_eq(numoe_gpu_model_create(gpu, &source, &options, &model, &error), 0, "seed %d: %s",
                  (int)seed, error.message);
+    many_stages(model, seed);
     for (int i = 0; i < 40; i++) {
         struct batch b;
         uint64_t done;
@@ -168,6 +169,8 @@ static void fail_everywhere(int code, bool ring)
             cr_expect(error.message[0]);
             failed = true;
         }
+        if (!rc)
+            many_stages(model, at);
         for (int i = 0; !rc && i < 5; i++) {
             struct batch b;
             uint64_t done;
@@ -390,6 +393,82 @@ Test(gpu_pipeline, all_copies_of_a_piece_are_queued_at_once)
         cr_expect_eq(queued_copies, report.pieces, "%d copies, %d pieces", (int)queued_copies,
                      (int)report.pieces);
         filled = NULL;
+        close_clean(model, gpu, f);
+        model_free(m);
+    }
+}
+
+static const struct numoe_gpu_model *told; /* whose copies are written down */
+static char order[64];
+
+static void write_down(const void *address, char what)
+{
+    const uint8_t *at = address, *pool = told ? told->stream.pool : NULL;
+    const size_t end = strlen(order);
+
+    if (!told || end + 1 == sizeof order)
+        return;
+    if (at >= pool && at < pool + told->stream.pool_bytes)
+        order[end] = 'w';
+    else if (at >= told->device && at < told->device + told->device_bytes)
+        order[end] = what;
+}
+
+static int tell_one(void *device, void *stream, void *to, const void *from, uint64_t bytes)
+{
+    write_down(to, 'i');
+    return fake_copy_in(device, stream, to, from, bytes);
+}
+
+static int tell_many(void *device, void *stream, void *const *to, const void *const *from,
+                     const uint64_t *bytes, uint32_t count)
+{
+    write_down(to[0], 'i');
+    return fake_copy_in_many(device, stream, to, from, bytes, count);
+}
+
+static int tell_out(void *device, void *stream, void *to, const void *from, uint64_t bytes)
+{
+    write_down(from, 'o');
+    return fake_copy_out(device, stream, to, from, bytes);
+}
+
+/* Few inputs go before all experts, which they would wait for; many go behind one piece, which the
+ * link has to do while they are staged. Many outputs are copied while others are added. */
+Test(gpu_pipeline, many_inputs_follow_one_piece_and_outputs_come_in_stages)
+{
+    struct gpu_ops telling = fake_ops;
+
+    telling.copy_in = tell_one;
+    telling.copy_in_many = tell_many;
+    telling.copy_out = tell_out;
+    for (int many = 0; many < 2; many++) {
+        struct model *m = model_make(LAYERS, false);
+        struct fake *f = fake_make(3);
+        struct numoe_gpu *gpu = wrap(f);
+        const struct numoe_gpu_source source = source_of(m);
+        const struct numoe_gpu_model_options options = {
+            .stream = true, .piece_bytes = 1, .keep_free_bytes = 4 << 20};
+        struct numoe_gpu_model *model;
+        struct batch b;
+        uint64_t done;
+
+        gpu->ops = &telling;
+        cr_assert_eq(numoe_gpu_model_create(gpu, &source, &options, &model, NULL), 0);
+        if (many)
+            many_stages(model, 7);
+        batch_make(&b);
+        b.call.tokens = TOKENS_MOST;
+        b.call.add = false;
+        b.call.ahead = NUMOE_GPU_NO_AHEAD;
+        for (int t = 0; t < TOKENS_MOST; t++)
+            b.ids[t][0] = t % EXPERTS;
+        memset(order, 0, sizeof order);
+        told = model;
+        cr_assert_eq(numoe_gpu_forward(model, 0, &b.call, &done, NULL), 0);
+        told = NULL;
+        cr_assert(batch_right(m, 0, &b, done));
+        cr_expect_str_eq(order, many ? "wiiiiiiiiiiiiwwoooo" : "iiiwwwo", "%s", order);
         close_clean(model, gpu, f);
         model_free(m);
     }
