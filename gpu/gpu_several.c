@@ -594,3 +594,11 @@ void gpu_several_report(const struct gpu_several *s, struct numoe_gpu_report *re
         report->batches += part.batches;
     }
 }
+
+enum numoe_gpu_sum numoe_gpu_model_sums(const struct numoe_gpu_model *m, uint32_t i,
+                                        uint64_t *peer_bytes, uint64_t *summed_tokens)
+{
+    *peer_bytes = *summed_tokens = 0;
+    return m->several ? gpu_sum_of(&m->several->sum, i, peer_bytes, summed_tokens)
+                      : NUMOE_GPU_SUM_AUTO;
+}

@@ -40,16 +40,29 @@ static void take_way(struct gpu_sum *s, enum numoe_gpu_sum way)
     gpu_tally_set(&s->tally, GPU_SUM_WAY, (uint64_t)way);
 }
 
+enum numoe_gpu_sum gpu_sum_of(const struct gpu_sum *s, uint32_t device, uint64_t *peer_bytes,
+                              uint64_t *summed_tokens)
+{
+    *peer_bytes = gpu_tally_get(&s->of[device], GPU_PEER_BYTES);
+    *summed_tokens = gpu_tally_get(&s->of[device], GPU_SUMMED_TOKENS);
+    return (enum numoe_gpu_sum)gpu_tally_get(&s->tally, GPU_SUM_WAY);
+}
+
 void gpu_sum_report(const struct gpu_sum *s, struct numoe_gpu_report *report)
 {
     /* pairs with the store in note; C11 has no load of a const atomic */
     const unsigned noted = atomic_load_explicit((atomic_uint *)&s->noted, memory_order_acquire);
     size_t at = 0;
 
-    report->sum = (enum numoe_gpu_sum)gpu_tally_get(&s->tally, GPU_SUM_WAY);
     report->peer_gbs = s->peer_gbs;
-    report->peer_bytes = gpu_tally_get(&s->tally, GPU_PEER_BYTES);
-    report->summed_tokens = gpu_tally_get(&s->tally, GPU_SUMMED_TOKENS);
+    report->peer_bytes = report->summed_tokens = 0;
+    for (uint32_t i = 0; i < s->count; i++) {
+        uint64_t bytes, tokens;
+
+        report->sum = gpu_sum_of(s, i, &bytes, &tokens);
+        report->peer_bytes += bytes;
+        report->summed_tokens += tokens;
+    }
     *report->sum_note = 0;
     for (unsigned i = 0; i < noted && at < sizeof report->sum_note; i++)
         at += (size_t)snprintf(report->sum_note + at, sizeof report->sum_note - at, "%s%s",
@@ -230,7 +243,7 @@ static int copy_peer(struct gpu_sum *s, uint32_t to, void *stream, uint8_t *addr
         gpu->ops->copy_peer(gpu->device, stream, address, s->gpus[from]->device, source, bytes),
         error, "copying from GPU %u", s->gpus[from]->properties.index);
 
-    gpu_tally_add(&s->tally, GPU_PEER_BYTES, rc ? 0 : bytes);
+    gpu_tally_add(&s->of[to], GPU_PEER_BYTES, rc ? 0 : bytes);
     return rc;
 }
 
@@ -385,7 +398,9 @@ int gpu_sum_await(struct gpu_sum *s, enum numoe_gpu_sum way, struct numoe_gpu_mo
             nccl || gpu_round_begin(r, i) < r->tokens ? models[i]->stage_free[r->slot] : NULL;
     rc = gpu_pass_wait(models, events, s->count, nccl ? &s->nccl : NULL,
                        nccl ? "summing outputs by NCCL" : "summing outputs", error);
-    gpu_tally_add(&s->tally, GPU_SUMMED_TOKENS, rc ? 0 : r->tokens);
+    for (uint32_t i = 0; !rc && i < s->count; i++)
+        gpu_tally_add(&s->of[i], GPU_SUMMED_TOKENS,
+                      gpu_round_begin(r, i + 1) - gpu_round_begin(r, i));
     return rc;
 }
 

@@ -41,6 +41,7 @@ struct gpu_sum {
     double peer_gbs;
     /* for who reports, at any time: a note is written once, and counted then */
     struct gpu_tally tally;
+    struct gpu_tally of[NUMOE_GPU_MOST]; /* bytes and tokens of each device */
     char notes[GPU_SUM_NOTES][216];
     atomic_uint noted;
 };
@@ -58,8 +59,11 @@ int gpu_sum_open(struct gpu_sum *sum, struct numoe_gpu *const *gpus, uint32_t co
 /* By the links' speeds, if they were measured, and what has been opened. */
 int gpu_sum_choose(struct gpu_sum *sum, const struct gpu_links *links,
                    const struct numoe_error *peer_error, struct numoe_error *error);
-/* Also while calls run. */
+/* Also while calls run; the second: of one device, what it copied from others, and of how many
+ * tokens it has summed the outputs. */
 void gpu_sum_report(const struct gpu_sum *sum, struct numoe_gpu_report *report);
+enum numoe_gpu_sum gpu_sum_of(const struct gpu_sum *sum, uint32_t device, uint64_t *peer_bytes,
+                              uint64_t *summed_tokens);
 /* Nothing is queued. */
 void gpu_sum_close(struct gpu_sum *sum);
 

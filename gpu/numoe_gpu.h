@@ -520,6 +520,16 @@ extern const char *const numoe_gpu_sum_names[4];
 /** @thread any, also while calls run: each number is whole, two of them may be a moment apart */
 void numoe_gpu_model_report(const struct numoe_gpu_model *model, struct numoe_gpu_report *report);
 
+/**
+ * What one of a model's devices, [i] of gpus, has to do with sums of outputs.
+ * @param peer_bytes     copied to it from the others for that, and of inputs
+ * @param summed_tokens  whose outputs it has summed, of tokens
+ * @return where they are summed; NUMOE_GPU_SUM_AUTO: on one device there are no sums
+ * @thread as numoe_gpu_model_report
+ */
+enum numoe_gpu_sum numoe_gpu_model_sums(const struct numoe_gpu_model *model, uint32_t i,
+                                        uint64_t *peer_bytes, uint64_t *summed_tokens);
+
 /* ---- forms of the kernels, and which is chosen -------------------------------------------------
  */
 

@@ -647,6 +647,10 @@ struct numoe_gpu_stats {
     uint64_t copied_bytes, copied_experts;          /**< over its link */
     uint64_t found_experts;                         /**< asked for that were there */
     uint64_t pieces, batches; /**< parts computed as they came; copies queued as one */
+    uint64_t peer_bytes;      /**< copied to it from the other GPUs, without what NCCL copies */
+    uint64_t summed_tokens;   /**< whose outputs it has summed, or NCCL on it */
+    uint64_t sums[4];         /**< by enum numoe_gpu_sum: how many models on several GPUs have their
+                                   outputs summed there; [NUMOE_GPU_SUM_AUTO]: always 0 */
 };
 
 #define NUMOE_STATS_INIT                                                                           \

@@ -111,9 +111,16 @@ static uint32_t gpu_count(const struct numoe *context)
     return context->gpu ? 1 + context->more_gpu_count : 0;
 }
 
-/* What a model's part on a GPU has done. */
-static void count_gpu(struct numoe_gpu_stats *stats, const struct numoe_gpu_report *report)
+/* What a model's part on a GPU has done. *sum: where its outputs are summed. */
+static void count_gpu(struct numoe_gpu_stats *stats, const struct numoe_model *model,
+                      uint32_t index, const struct numoe_gpu_report *report,
+                      enum numoe_gpu_sum *sum)
 {
+    uint64_t peer_bytes, summed_tokens;
+
+    *sum = numoe_gpu_model_sums(model->gpu, index, &peer_bytes, &summed_tokens);
+    stats->peer_bytes += peer_bytes;
+    stats->summed_tokens += summed_tokens;
     stats->calls += report->calls;
     stats->tokens += report->tokens;
     stats->copied_bytes += report->copied_bytes;
@@ -140,6 +147,7 @@ void numoe_stats_leave(struct numoe_model *model)
 {
     struct numoe *context = model->context;
     struct numoe_gpu_report report;
+    enum numoe_gpu_sum sum;
 
     /* a fork may have copied the lock locked */
     if (numoe_pool_forked(context->pool))
@@ -151,7 +159,7 @@ void numoe_stats_leave(struct numoe_model *model)
             numoe_counter_add(&context->model_count, UINT64_MAX);
             for (uint32_t g = 0; model->gpu && g < gpu_count(context); g++) {
                 numoe_gpu_model_report(numoe_gpu_model_part(model->gpu, g), &report);
-                count_gpu(&context->gpu_past[g], &report);
+                count_gpu(&context->gpu_past[g], model, g, &report, &sum);
             }
             break;
         }
@@ -227,8 +235,13 @@ static enum numoe_pinning pinning_of(const struct numoe_gpu_stats *stats)
                                                        : NUMOE_PINNING_STAGING;
 }
 
-static void add_model(struct numoe_gpu_stats *stats, const struct numoe_gpu_report *report)
+static void add_model(struct numoe_gpu_stats *stats, const struct numoe_model *model,
+                      uint32_t index)
 {
+    struct numoe_gpu_report part, *report = &part;
+    enum numoe_gpu_sum sum;
+
+    numoe_gpu_model_report(numoe_gpu_model_part(model->gpu, index), report);
     stats->models++;
     stats->arena_bytes += report->arena_bytes;
     stats->pinned_bytes += report->pinned_bytes;
@@ -244,7 +257,8 @@ static void add_model(struct numoe_gpu_stats *stats, const struct numoe_gpu_repo
     stats->window_bytes += report->window_bytes;
     stats->cells += report->cells;
     stats->experts += report->experts;
-    count_gpu(stats, report);
+    count_gpu(stats, model, index, report, &sum);
+    stats->sums[sum] += sum != NUMOE_GPU_SUM_AUTO;
 }
 
 int numoe_stats_gpu(struct numoe *context, uint32_t index, struct numoe_gpu_stats *stats)
@@ -261,14 +275,9 @@ int numoe_stats_gpu(struct numoe *context, uint32_t index, struct numoe_gpu_stat
     pthread_mutex_lock(&context->models_lock);
     now = context->gpu_past[index];
     now.ring_node = UINT32_MAX;
-    for (struct numoe_model *model = context->models; model; model = model->next) {
-        struct numoe_gpu_report report;
-
-        if (!model->gpu)
-            continue;
-        numoe_gpu_model_report(numoe_gpu_model_part(model->gpu, index), &report);
-        add_model(&now, &report);
-    }
+    for (struct numoe_model *model = context->models; model; model = model->next)
+        if (model->gpu)
+            add_model(&now, model, index);
     pthread_mutex_unlock(&context->models_lock);
     gpu = index ? context->more_gpus[index - 1] : context->gpu;
     properties = numoe_gpu_get(gpu);

@@ -1,6 +1,8 @@
 /* Stats as JSON. SPDX-License-Identifier: Apache-2.0 */
 #include "stats_print.h"
 
+#include "numoe_gpu.h"
+
 #include <errno.h>
 #include <jansson.h>
 #include <stdlib.h>
@@ -200,8 +202,10 @@ json_t *numoe_stats_gpu_json(const struct numoe_gpu_stats *gpu, uint32_t index)
         {"found_experts", gpu->found_experts},
         {"pieces", gpu->pieces},
         {"batches", gpu->batches},
+        {"peer_bytes", gpu->peer_bytes},
+        {"summed_tokens", gpu->summed_tokens},
     };
-    json_t *object = json_object();
+    json_t *object = json_object(), *sums = json_object();
     bool ok =
         set(object, "name", json_string(gpu->name)) && set(object, "bus", json_string(gpu->bus)) &&
         set(object, "node", node_or_null(gpu->os_node)) &&
@@ -212,6 +216,9 @@ json_t *numoe_stats_gpu_json(const struct numoe_gpu_stats *gpu, uint32_t index)
 
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
         ok = set_number(object, rows[i].name, rows[i].value) && ok;
+    for (int i = NUMOE_GPU_SUM_HOST; i <= NUMOE_GPU_SUM_NCCL; i++)
+        ok = set_number(sums, numoe_gpu_sum_names[i], gpu->sums[i]) && ok;
+    ok = set(object, "sums", sums) && ok;
     if (!ok) {
         json_decref(object);
         return NULL;

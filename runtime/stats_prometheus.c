@@ -10,6 +10,8 @@
 #include <inttypes.h>
 #include <stddef.h>
 
+#include "numoe_gpu.h"
+
 /* One metric with a sample for each worker or node: where its number is in the struct. */
 struct column {
     const char *name, *help;
@@ -142,6 +144,12 @@ static const struct column gpu_columns[] = {
     {.name = "numoe_gpu_batches_total",
      .help = "Copies that were queued as one.",
      .offset = GPU(batches)},
+    {.name = "numoe_gpu_peer_bytes_total",
+     .help = "Bytes copied to it from other GPUs.",
+     .offset = GPU(peer_bytes)},
+    {.name = "numoe_gpu_summed_tokens_total",
+     .help = "Tokens whose outputs of several GPUs it has summed.",
+     .offset = GPU(summed_tokens)},
 };
 
 static void put_head(FILE *out, const char *name, const char *type, const char *help)
@@ -334,6 +342,15 @@ static void put_gpus(FILE *out, const struct stats_snapshot *s)
             put_value(out, column, &s->gpus[g]);
         }
     }
+    put_head(out, "numoe_gpu_sum_models", "gauge",
+             "Models on several GPUs, by where their outputs are summed.");
+    for (uint32_t g = 0; g < s->all.gpus; g++)
+        for (int i = NUMOE_GPU_SUM_HOST; i <= NUMOE_GPU_SUM_NCCL; i++) {
+            fputs("numoe_gpu_sum_models{", out);
+            put_gpu_label(out, s, g);
+            put_label(out, "sum", numoe_gpu_sum_names[i]);
+            fprintf(out, "} %" PRIu64 "\n", s->gpus[g].sums[i]);
+        }
 }
 
 static void put_all(FILE *out, const struct stats_snapshot *s)

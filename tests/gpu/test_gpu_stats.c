@@ -157,6 +157,8 @@ static void expect_told(const struct numoe_gpu_stats *g, uint32_t index, const j
         {"found_experts", "numoe_gpu_found_experts_total", g->found_experts},
         {"pieces", "numoe_gpu_pieces_total", g->pieces},
         {"batches", "numoe_gpu_batches_total", g->batches},
+        {"peer_bytes", "numoe_gpu_peer_bytes_total", g->peer_bytes},
+        {"summed_tokens", "numoe_gpu_summed_tokens_total", g->summed_tokens},
     };
 
     cr_expect_eq(number(row, "gpu"), index);
@@ -178,6 +180,17 @@ static void expect_told(const struct numoe_gpu_stats *g, uint32_t index, const j
     }
     if (e)
         cr_expect_eq(metric(e, "numoe_gpu_lost", index, g->device), g->lost);
+    cr_expect_eq(g->sums[NUMOE_GPU_SUM_AUTO], 0);
+    for (int i = NUMOE_GPU_SUM_HOST; i <= NUMOE_GPU_SUM_NCCL; i++) {
+        char series[256];
+        double value = NAN;
+
+        cr_expect_eq(number(json_object_get(row, "sums"), numoe_gpu_sum_names[i]), g->sums[i]);
+        snprintf(series, sizeof series, "numoe_gpu_sum_models{gpu=\"%u\",device=\"%u\",sum=\"%s\"}",
+                 index, g->device, numoe_gpu_sum_names[i]);
+        cr_expect(!e || exposition_value(e, series, &value));
+        cr_expect(!e || value == (double)g->sums[i], "%s", series);
+    }
 }
 
 /* JSON, Prometheus text and the report of a run say what the structs say. */
@@ -316,6 +329,46 @@ Test(gpu_stats, several_gpus_have_a_row_each_and_one_is_lost, .timeout = 60)
     cr_expect_not(stats_of(&s, 0).lost);
     cr_expect(stats_of(&s, 1).lost);
     expect_all_told(&s);
+    set_free(&s);
+}
+
+/* Each GPU has summed its rows, and copied them from the other; a second model's are added. */
+Test(gpu_stats, where_outputs_are_summed, .timeout = 60)
+{
+    const uint64_t row = HIDDEN * sizeof(float);
+    struct numoe_gpu_stats g[2];
+    struct numoe_model *other;
+    struct set s;
+
+    set_make(&s, 2, UINT32_MAX, UINT32_MAX);
+    numoe_model_destroy(s.model);
+    s.context->gpu_sum = NUMOE_GPU_SUM_PEER;
+    s.context->gpu_from_tokens = 1; /* all of a call is the GPUs' */
+    s.model = model_make(s.context);
+    set_call(&s, 5);
+    for (uint32_t i = 0; i < 2; i++) {
+        g[i] = stats_of(&s, i);
+        cr_expect_eq(g[i].sums[NUMOE_GPU_SUM_PEER], 1);
+        cr_expect_eq(g[i].sums[NUMOE_GPU_SUM_HOST] + g[i].sums[NUMOE_GPU_SUM_NCCL], 0);
+        cr_expect_geq(g[i].peer_bytes, g[i].summed_tokens * row);
+    }
+    cr_expect_eq(g[0].summed_tokens + g[1].summed_tokens, 5 * TOKENS);
+    cr_expect(g[0].summed_tokens && g[1].summed_tokens);
+    expect_all_told(&s);
+    s.context->gpu_sum = NUMOE_GPU_SUM_HOST;
+    other = model_make(s.context);
+    cr_expect_eq(stats_of(&s, 1).sums[NUMOE_GPU_SUM_HOST], 1);
+    expect_all_told(&s);
+    numoe_model_destroy(other);
+    numoe_model_destroy(s.model);
+    for (uint32_t i = 0; i < 2; i++) {
+        const struct numoe_gpu_stats now = stats_of(&s, i);
+
+        cr_expect_eq(now.sums[NUMOE_GPU_SUM_PEER], 0);
+        cr_expect_eq(now.peer_bytes, g[i].peer_bytes);
+        cr_expect_eq(now.summed_tokens, g[i].summed_tokens);
+    }
+    s.model = model_make(s.context);
     set_free(&s);
 }
 
