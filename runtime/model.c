@@ -209,6 +209,8 @@ static int reserve(struct numoe_model *model, enum numoe_residence residence,
                 context->plan->nodes[model->home[n] == NUMOE_NONE ? 0 : model->home[n]].os_index;
         request.node_count = list_nodes(model, n, nodes);
         rc = numoe_memory_create(&request, &node->memory, error);
+        if (!request.beside)
+            request.beside = node->memory; /* all nodes' are populated at once */
         if (!rc)
             node->base = numoe_memory_address(node->memory);
     }

@@ -143,6 +143,7 @@ static struct numoe_memory *describe(const struct numoe_memory_request *request,
     memory->spill = request->spill && request->policy == NUMOE_MEMORY_BIND;
     memory->bytes = request->bytes;
     memory->mapped = mapped;
+    memory->together = request->beside ? request->beside->together : &memory->of_all;
     memory->single_node = topo_system_single_node("");
     topo_cgroup_find("", &memory->cgroup);
     return memory;

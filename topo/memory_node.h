@@ -36,7 +36,9 @@ struct numoe_memory {
     /* Bytes that threads inside populate are about to make resident: checks of several threads
      * must not count the same free memory. Added before a check, taken back after. */
     _Atomic uint64_t pending;
-    _Atomic uint64_t spilled; /* bytes of chunks that were allowed elsewhere */
+    _Atomic uint64_t *together; /* the same of all ranges beside each other: in one of them */
+    _Atomic uint64_t of_all;    /* where it is that one */
+    _Atomic uint64_t spilled;   /* bytes of chunks that were allowed elsewhere */
 };
 
 /* What may still be taken where the policy puts pages, and in the cgroup; UINT64_MAX: not known. */

@@ -62,24 +62,28 @@ static uint64_t missing(unsigned char *address, uint64_t bytes)
     return count * PAGE;
 }
 
-/* What is about to be taken must be there. A chunk that its node has no room for may go elsewhere
- * when that was asked for. */
+/* What is about to be taken must be there: `pending` by this range, `all` by it and those beside
+ * it. A chunk that its node has no room for may go elsewhere when that was asked for. */
 static int check(struct numoe_memory *memory, unsigned char *address, uint64_t bytes,
-                 uint64_t pending, struct numoe_error *error)
+                 uint64_t pending, uint64_t all, struct numoe_error *error)
 {
+    const bool own_node =
+        memory->bound && memory->policy == NUMOE_MEMORY_BIND && !memory->single_node;
     uint64_t node, cgroup;
     char name[32] = "memory", need[32], have[32];
 
     memory_available(memory, &node, &cgroup);
     if (memory->os_node != NUMOE_NONE)
         snprintf(name, sizeof name, "node %u", memory->os_node);
-    if (pending + MEMORY_MARGIN > cgroup)
+    if (!own_node)
+        pending = all; /* one store for all of them */
+    if (all + MEMORY_MARGIN > cgroup)
         return numoe_error_set(error, -ENOMEM, name,
                                "the cgroup's memory limit leaves %s, but %s are about to be used "
                                "on %s",
-                               topo_bytes(have, cgroup), topo_bytes(need, pending), name);
+                               topo_bytes(have, cgroup), topo_bytes(need, all), name);
     if (pending + MEMORY_MARGIN > node && memory->spill &&
-        pending + MEMORY_MARGIN <= memory_available_anywhere() &&
+        all + MEMORY_MARGIN <= memory_available_anywhere() &&
         !memory_unbind(memory, address, bytes)) {
         atomic_fetch_add_explicit(&memory->spilled, bytes, memory_order_relaxed);
         return 0;
@@ -94,14 +98,15 @@ static int check(struct numoe_memory *memory, unsigned char *address, uint64_t b
 int memory_populate_ordinary(struct numoe_memory *memory, unsigned char *address, uint64_t bytes,
                              struct numoe_error *error)
 {
-    uint64_t need = missing(address, bytes), pending;
+    uint64_t need = missing(address, bytes), pending, all;
     int rc;
 
     if (!need)
         return 0;
     /* relaxed: only the sum counts, it orders nothing */
     pending = atomic_fetch_add_explicit(&memory->pending, need, memory_order_relaxed) + need;
-    rc = check(memory, address, bytes, pending, error);
+    all = atomic_fetch_add_explicit(memory->together, need, memory_order_relaxed) + need;
+    rc = check(memory, address, bytes, pending, all, error);
     if (!rc) {
         rc = memory_fault_in(address, bytes);
         if (rc == -EINVAL) {
@@ -113,6 +118,7 @@ int memory_populate_ordinary(struct numoe_memory *memory, unsigned char *address
             rc = -ENOMEM;
         }
     }
+    atomic_fetch_sub_explicit(memory->together, need, memory_order_relaxed);
     atomic_fetch_sub_explicit(&memory->pending, need, memory_order_relaxed);
     return rc;
 }

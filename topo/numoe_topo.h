@@ -514,6 +514,8 @@ int numoe_plan_check(const struct numoe_plan *plan, const struct numoe_machine *
 
 /* ---- memory --------------------------------------------------------------------------------- */
 
+struct numoe_memory; /* one range of memory on one node */
+
 /** What memory is wanted. */
 struct numoe_memory_request {
     size_t size;
@@ -528,6 +530,10 @@ struct numoe_memory_request {
     bool spill;  /**< BIND: what the node has no room for goes elsewhere, and is shown in the
                       report; else it is -ENOMEM */
     const struct numoe_log *log; /**< NULL: nothing is said; give it for the first of many ranges */
+    /** NULL, or a range that is populated at the same time, on whatever node, and is there for as
+     *  long as this one is populated: what both are about to take is checked together against the
+     *  limits of the cgroup and the system. For several ranges, the same one. */
+    struct numoe_memory *beside;
 };
 
 #define NUMOE_MEMORY_REQUEST_INIT                                                                  \
@@ -547,8 +553,6 @@ struct numoe_memory_report {
     bool bound;             /**< the policy was accepted by the kernel */
     int bind_errno;         /**< why not (EPERM, ENOSYS, EINVAL), else 0 */
 };
-
-struct numoe_memory; /* one range of memory on one node */
 
 /**
  * Reserve memory on a node: a policy of this range, never of the process. Free memory of the node

@@ -8,6 +8,7 @@
 
 #include "bench.h"
 #include "context.h"
+#include "memory_node.h"
 #include "model.h"
 #include "numoe.h"
 #include "pool_internal.h"
@@ -296,6 +297,8 @@ Test(workers_memory, of_a_node_is_touched_by_the_nodes_workers, .timeout = 120)
         all += pieces[n];
     }
     cr_assert_eq(all, 3);
+    /* they share what the cgroup leaves */
+    cr_assert_eq(model->nodes[1].memory->together, &model->nodes[0].memory->of_all);
     for (uint32_t w = 0; w < 2; w++) {
         cr_assert_eq(context->plan->workers[w].plan_node, w);
         cr_assert_eq(numoe_pool_stats(context->pool, w, &after), 0);

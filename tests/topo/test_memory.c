@@ -147,10 +147,12 @@ Test(memory_node, spilling_ends_with_the_machine)
     if (memory->pooled_bytes)
         cr_skip_test("the pool of huge pages is not empty here");
     atomic_store(&memory->pending, (uint64_t)1 << 50);
+    atomic_store(memory->together, (uint64_t)1 << 50);
     cr_expect_eq(numoe_memory_populate(memory, 0, 4 * MIB, &error), -ENOMEM);
     numoe_memory_inspect(memory, &report);
     cr_expect_eq(report.spilled_bytes, 0);
     atomic_store(&memory->pending, 0);
+    atomic_store(memory->together, 0);
     cr_expect_eq(numoe_memory_populate(memory, 0, 4 * MIB, &error), 0, "%s", error.message);
     numoe_memory_destroy(memory);
     request.bytes = (uint64_t)1 << 42;
@@ -295,6 +297,58 @@ Test(memory_node, an_old_kernel_touches_page_by_page)
     for (size_t i = 0; i < sizeof resident; i++)
         cr_assert(resident[i] & 1);
     numoe_memory_destroy(memory);
+}
+
+static void write_number(const char *directory, const char *name, uint64_t number)
+{
+    char path[96];
+    FILE *file;
+
+    snprintf(path, sizeof path, "%s/%s", directory, name);
+    file = fopen(path, "w");
+    cr_assert_not_null(file);
+    fprintf(file, "%llu\n", (unsigned long long)number);
+    fclose(file);
+}
+
+/* Ranges of several nodes are populated at once, and share what the cgroup leaves. */
+Test(memory_node, ranges_beside_each_other_share_a_limit)
+{
+    char directory[] = "/tmp/numoe-cgroup-XXXXXX", path[64];
+    struct numoe_memory *memory[3];
+    struct numoe_error error = NUMOE_ERROR_INIT;
+
+    cr_assert(mkdtemp(directory));
+    write_number(directory, "memory.max", 100 * MIB);
+    write_number(directory, "memory.current", 0);
+    for (int m = 0; m < 3; m++) {
+        struct numoe_memory_request request = NUMOE_MEMORY_REQUEST_INIT;
+
+        request.bytes = 8 * MIB;
+        request.beside = m ? memory[m - 1] : NULL;
+        cr_assert_eq(numoe_memory_create(&request, &memory[m], &error), 0, "%s", error.message);
+        topo_cgroup_free(&memory[m]->cgroup);
+        memory[m]->cgroup.memory[0] = strdup(directory);
+        memory[m]->cgroup.memory_v2[0] = true;
+        memory[m]->cgroup.memory_count = 1;
+        cr_assert_eq(memory[m]->together, &memory[0]->of_all);
+    }
+    /* as if threads were about to take 61 MiB of the first */
+    atomic_fetch_add(memory[0]->together, 61 * MIB);
+    cr_assert_eq(numoe_memory_populate(memory[2], 0, 8 * MIB, &error), -ENOMEM);
+    cr_assert(strstr(error.message, "cgroup"), "%s", error.message);
+    cr_assert_eq(atomic_load(memory[0]->together), 61 * MIB);
+    atomic_fetch_sub(memory[0]->together, 1 * MIB);
+    cr_assert_eq(numoe_memory_populate(memory[2], 0, 8 * MIB, &error), 0, "%s", error.message);
+    atomic_fetch_sub(memory[0]->together, 60 * MIB);
+    cr_assert_eq(atomic_load(memory[0]->together), 0);
+    for (int m = 3; m-- > 0;)
+        numoe_memory_destroy(memory[m]);
+    snprintf(path, sizeof path, "%s/memory.max", directory);
+    unlink(path);
+    snprintf(path, sizeof path, "%s/memory.current", directory);
+    unlink(path);
+    rmdir(directory);
 }
 
 /* The check before a chunk, seen through a cgroup directory of our own. */
