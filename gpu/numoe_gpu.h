@@ -631,6 +631,11 @@ int numoe_gpu_certify_codes(struct numoe_gpu *gpu, uint32_t form, enum numoe_mat
 int numoe_gpu_certify_pipeline(struct numoe_gpu *gpu, uint32_t tokens,
                                struct numoe_gpu_finding *finding, struct numoe_error *error);
 
+/** Experts passed on between the device and itself, taken as two: every one comes to both, as it
+ *  was, once. */
+int numoe_gpu_certify_passing(struct numoe_gpu *gpu, struct numoe_gpu_finding *finding,
+                              struct numoe_error *error);
+
 /** Experts repacked to Marlin's layout, both orders of columns, bit for bit beside the reference.
  */
 int numoe_gpu_certify_marlin(struct numoe_gpu *gpu, struct numoe_gpu_finding *finding,

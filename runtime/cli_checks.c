@@ -50,7 +50,7 @@ int certify_init(struct certify *c, struct numoe_gpu *gpu)
     const struct numoe_gpu_properties *p = numoe_gpu_get(gpu);
     const size_t most =
         (size_t)(NUMOE_GPU_FORMS + 1) * (ACTIVATIONS * TOKEN_COUNTS * 2 + MATRICES) + TOKEN_COUNTS +
-        2 + PROMPTS;
+        3 + PROMPTS;
     char form[24];
 
     *c = (struct certify){.gpu = gpu, .checks = calloc(most, sizeof *c->checks)};
@@ -84,6 +84,7 @@ int certify_init(struct certify *c, struct numoe_gpu *gpu)
         check->tokens = token_counts[t];
         snprintf(check->id, sizeof check->id, "pipeline.%u", (unsigned)token_counts[t]);
     }
+    snprintf(next(c, CERTIFY_PASSING)->id, sizeof c->checks->id, "passing.two");
     snprintf(next(c, CERTIFY_MARLIN)->id, sizeof c->checks->id, "marlin.repack");
     snprintf(next(c, CERTIFY_RATES)->id, sizeof c->checks->id, "rates");
     for (int i = 0; i < PROMPTS; i++) {
@@ -402,6 +403,9 @@ static int do_check(struct certify *c, struct certify_check *check, struct numoe
         break;
     case CERTIFY_PIPELINE:
         rc = numoe_gpu_certify_pipeline(c->gpu, check->tokens, &found, error);
+        break;
+    case CERTIFY_PASSING:
+        rc = numoe_gpu_certify_passing(c->gpu, &found, error);
         break;
     case CERTIFY_MARLIN:
         rc = numoe_gpu_certify_marlin(c->gpu, &found, error);

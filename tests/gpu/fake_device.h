@@ -71,7 +71,7 @@ struct fake_graph {
     uint32_t count;
 };
 
-enum { FAKE_STREAMS = 8, FAKE_OPS = 4096, FAKE_RANGES = 512 };
+enum { FAKE_STREAMS = 16, FAKE_OPS = 4096, FAKE_RANGES = 512 };
 
 struct fake_stream {
     bool used;
@@ -84,6 +84,7 @@ struct fake_stream {
 struct fake {
     uint64_t random;
     struct fake_stream streams[FAKE_STREAMS];
+    uint32_t stream_count; /* those that were ever used are the first */
     struct fake_range ranges[FAKE_RANGES];
     uint32_t range_count;
     uint64_t memory, taken; /* of the device */
@@ -338,12 +339,17 @@ static inline bool fake_step(struct fake *f, struct fake_stream *s)
     return true;
 }
 
+static inline struct fake_stream *fake_any_stream(struct fake *f)
+{
+    return &f->streams[f->stream_count ? fake_draw(f) % f->stream_count : 0];
+}
+
 static inline void fake_advance(struct fake *f)
 {
     if (f->sticky)
         return;
     while (fake_draw(f) % 256 < f->speed)
-        fake_step(f, &f->streams[fake_draw(f) % FAKE_STREAMS]);
+        fake_step(f, fake_any_stream(f));
 }
 
 /* Enters a call; nonzero: its answer. */
@@ -485,6 +491,7 @@ static inline int fake_stream_create(void *device, void **stream)
         if (!f->streams[i].used) {
             memset(&f->streams[i], 0, sizeof f->streams[i]);
             f->streams[i].used = true;
+            f->stream_count = f->stream_count > (uint32_t)i ? f->stream_count : (uint32_t)i + 1;
             *stream = &f->streams[i];
             return 0;
         }
@@ -623,7 +630,7 @@ static inline int fake_event_query(void *device, void *event, bool *done)
     const int e = fake_call(device);
     fake_breaks(device);
     if (!e) /* a device gets on by itself while it is asked over and over */
-        fake_step(device, &((struct fake *)device)->streams[fake_draw(device) % FAKE_STREAMS]);
+        fake_step(device, fake_any_stream(device));
     *done = !e && ev->completed >= ev->recorded;
     return e;
 }

@@ -758,6 +758,42 @@ Test(gpu_relay, memory_that_is_not_pinned_is_refused, .timeout = 60)
     regions_free();
 }
 
+/* As numoe certify asks it, of a device that is right and of one that is not. */
+Test(gpu_relay, a_device_taken_as_two_is_certified, .timeout = 60)
+{
+    struct numoe_gpu_finding found;
+    struct set set;
+
+    for (int spoils = 0; spoils < 2; spoils++) {
+        set_make(&set, 1, 3);
+        cr_assert_eq(numoe_gpu_certify_passing(set.gpu[0], &found, NULL), 0);
+        cr_expect(found.there && found.ok, "%s", found.text);
+        set.fake[0]->spoils = spoils;
+        if (spoils) {
+            cr_assert_eq(numoe_gpu_certify_passing(set.gpu[0], &found, NULL), 0);
+            cr_expect(found.there && !found.ok);
+            cr_expect_not_null(strstr(found.text, "is not what is there"), "%s", found.text);
+        }
+        set_free(&set);
+    }
+    /* at every step */
+    for (uint64_t at = 0, reached = UINT64_MAX; at < reached; at += 1 + at / 60)
+        for (int code = 2; code <= 700; code += 698) {
+            struct numoe_error error = NUMOE_ERROR_INIT;
+            int rc;
+
+            set_make(&set, 1, 3);
+            set.fake[0]->fail_at = set.fake[0]->calls + at;
+            set.fake[0]->fail_code = code;
+            rc = numoe_gpu_certify_passing(set.gpu[0], &found, &error);
+            cr_expect(rc ? error.message[0] : found.there, "%d at %d", code, (int)at);
+            cr_expect(rc || found.ok || *found.text);
+            reached = set.fake[0]->calls;
+            set.fake[0]->fail_at = UINT64_MAX;
+            set_free(&set);
+        }
+}
+
 /* ---- failures -------------------------------------------------------------------------------- */
 
 /* Code at every step of one device. */
