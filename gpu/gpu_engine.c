@@ -189,6 +189,8 @@ int numoe_gpu_piece_marlin(struct numoe_gpu_model *m, void *stream,
     struct numoe_marlin_sizes sizes;
     int rc = gpu_enter(m->gpu, error);
 
+    if (!rc && m->several)
+        rc = refuse_several(m, error);
     if (rc)
         return rc;
     if (!piece->slice_at)
@@ -219,6 +221,8 @@ int numoe_gpu_piece_done(struct numoe_gpu_model *m, void *stream,
                                   .piece = piece->handle};
     int rc = gpu_enter(m->gpu, error);
 
+    if (!rc && m->several)
+        rc = refuse_several(m, error);
     if (!rc)
         rc = refuse_captured(m, stream, error);
     if (rc)

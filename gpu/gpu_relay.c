@@ -425,6 +425,11 @@ static int give_passed(struct gpu_relay *r, uint32_t i, struct gpu_piece *p, voi
     if (!rc && s->bias)
         rc = gpu_judge(side->gpu, ops->stream_wait(side->gpu->device, on, s->bias_sent), error,
                        "waiting for biases");
+    /* gpu_relay_done records it anew: what it stood behind, as copies into cells, stays before it
+     */
+    if (!rc && s->bias)
+        rc = gpu_judge(side->gpu, ops->stream_wait(side->gpu->device, on, s->used[r->layer]), error,
+                       "waiting for layer %llu", (unsigned long long)r->layer);
     if (rc)
         return rc;
     p->state = GPU_PIECE_TAKEN;

@@ -15,9 +15,10 @@ int gpu_stream_visit(struct gpu_stream *s, uint64_t layer, const uint32_t *need,
     struct gpu_part part;
     int rc = gpu_stream_begin(s, layer, need, NULL, 0, error);
 
+    if (rc) /* it may be another call that is not over: that is not ended here */
+        return rc;
     do {
-        if (!rc)
-            rc = gpu_stream_next(s, s->compute, &part, error);
+        rc = gpu_stream_next(s, s->compute, &part, error);
         if (!rc && part.slice_at)
             rc = gpu_stream_done(s, s->compute, &part, error);
     } while (!rc && part.slice_at);
@@ -57,8 +58,12 @@ int gpu_stream_bring(struct gpu_stream *s, uint64_t layer, uint32_t expert,
         return numoe_error_set(error, -ENOMEM, "experts", "out of memory");
     need[expert] = 1;
     rc = gpu_stream_begin(s, layer, need, NULL, 0, error);
+    if (rc) {
+        free(need);
+        return rc;
+    }
     /* its place is used by nobody before `used` of the layer, which stands behind the copy */
-    if (!rc && gpu_stream_cell(s, &s->jobs[s->current], 0) != GPU_NO_CELL) {
+    if (gpu_stream_cell(s, &s->jobs[s->current], 0) != GPU_NO_CELL) {
         rc = gpu_stream_next(s, s->fills, &part, error);
         if (!rc && part.slice_at)
             rc = gpu_stream_done(s, s->fills, &part, error);

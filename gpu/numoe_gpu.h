@@ -307,6 +307,7 @@ double numoe_gpu_took_ms(const struct numoe_gpu_model *model);
 /**
  * Copy up to `most` experts of a layer to where they stay, the hottest that do not yet, if they are
  * much hotter than those that make room; calls go on meanwhile. Not between start and finish.
+ * @return 0; -EBUSY: pieces of a layer were begun and are not ended; -ENOMEM, -EIO
  */
 int numoe_gpu_bring(struct numoe_gpu_model *model, uint64_t layer, uint32_t most,
                     struct numoe_error *error);

@@ -506,6 +506,157 @@ Test(gpu_relay, experts_on_their_way_to_stay, .timeout = 60)
     regions_free();
 }
 
+static bool later(void *left)
+{
+    uint32_t *times = left;
+
+    return *times == 0 || --*times == 0;
+}
+
+static bool any_here(struct gpu_relay_side *side)
+{
+    bool any = false;
+
+    for (uint32_t k = 0; k < side->window.count; k++) {
+        const struct gpu_piece *p = gpu_window_piece(&side->window, k);
+        any = any || (p->state == GPU_PIECE_QUEUED && side->passed[p - side->window.pieces].here);
+    }
+    return any;
+}
+
+static const float *some_bias(void *user, uint64_t layer, uint64_t e)
+{
+    static const float row[32];
+
+    (void)user;
+    (void)layer;
+    (void)e;
+    return row;
+}
+
+/* With biases every computation of the layer marks it as used, that with passed experts, too: what
+ * is on its way to stay is not passed on before it is there. */
+Test(gpu_relay, what_uses_biases_does_not_pass_what_is_on_its_way_to_stay, .timeout = 60)
+{
+    struct numoe_gpu_model_options options = options_of(1);
+    uint32_t tokens_of[EXPERTS] = {0}, kept = 0, blocked = 200;
+    struct numoe_gpu_source source = patterns_source();
+    struct numoe_error error = NUMOE_ERROR_INIT;
+    struct numoe_gpu_model *part[2];
+    struct numoe_gpu_piece piece;
+    struct set set;
+
+    random_state = 3;
+    patterns_make();
+    source.down_bias = true;
+    source.bias = some_bias;
+    options.stream = false;
+    options.cache_bytes = (uint64_t)LAYERS * EXPERTS * EXPERT / 2;
+    options.window_bytes = 100 * EXPERT;
+    set_make(&set, 2, 5);
+    cr_assert_eq(numoe_gpu_model_create_over(set.gpu, 2, &source, &options, &set.model, &error), 0,
+                 "%s", error.message);
+    for (uint32_t i = 0; i < 2; i++)
+        part[i] = numoe_gpu_model_part(set.model, i);
+    cr_assert_eq(call_begin(&set, 0, 0, NULL), 0); /* biases */
+    end_all(&set);
+    cr_assert_eq(fake_stream_sync(set.fake[0], part[0]->stream.copies), 0);
+    for (uint64_t e = 0; e < EXPERTS; e++)
+        tokens_of[e] = gpu_divide_has(&set.model->several->division, 0, 0, e, EXPERTS);
+    numoe_gpu_asked(part[0], 0, tokens_of, 100);
+    set.fake[0]->speed = 0;
+    set.fake[1]->speed = 255;
+    cr_assert_eq(fake_push(set.fake[0], part[0]->stream.copies,
+                           (struct fake_op){.what = FAKE_RUN, .to = &blocked, .run = later}),
+                 0);
+    cr_assert_eq(numoe_gpu_bring(part[0], 0, 4, NULL), 0);
+    cr_assert_eq(call_begin(&set, 0, 100, NULL), 0);
+    for (int e = 0; e < EXPERTS; e++)
+        kept += set.model->several->relay->sides[0].kept[e];
+    cr_assert_geq(kept, 3);
+    /* the owner first computes with what the other device passes on to it */
+    while (!any_here(&set.model->several->relay->sides[0])) {
+        cr_assert_eq(numoe_gpu_piece_next(part[1], set.streams[1], &piece, NULL), 0);
+        cr_assert_not_null(piece.slice_at);
+        cr_assert_eq(compute(&set, 1, &piece), 0);
+        cr_assert_eq(numoe_gpu_piece_done(part[1], set.streams[1], &piece, NULL), 0);
+        while (fake_step(set.fake[0], set.model->several->relay->sides[0].passes))
+            ;
+    }
+    cr_assert_eq(numoe_gpu_piece_next(part[0], set.streams[0], &piece, NULL), 0);
+    cr_assert(gpu_relay_has(set.model->several->relay, 0, piece.handle));
+    cr_assert_eq(compute(&set, 0, &piece), 0);
+    cr_assert_eq(numoe_gpu_piece_done(part[0], set.streams[0], &piece, NULL), 0);
+    while (fake_step(set.fake[0], set.streams[0]))
+        ;
+    cr_assert_gt(blocked, 0);
+    for (;;) { /* the other one gets all, what stays with the owner too */
+        cr_assert_eq(numoe_gpu_piece_next(part[1], set.streams[1], &piece, NULL), 0);
+        if (!piece.slice_at)
+            break;
+        cr_assert_eq(compute(&set, 1, &piece), 0);
+        cr_assert_eq(numoe_gpu_piece_done(part[1], set.streams[1], &piece, NULL), 0);
+    }
+    cr_assert_eq(call_in_turns(&set, &error), 0, "%s", error.message);
+    end_all(&set);
+    cr_assert_eq(sync_all(&set), 0);
+    cr_expect(each_once(&set));
+    set_free(&set);
+    regions_free();
+}
+
+/* Pieces that were taken are not lost to who asks for something else meanwhile. */
+Test(gpu_relay, what_is_refused_in_a_call_does_not_end_it, .timeout = 60)
+{
+    struct numoe_gpu_model_options options = options_of(1);
+    uint32_t tokens_of[EXPERTS], before;
+    struct numoe_gpu_piece piece, odd;
+    struct set set;
+    uint32_t which;
+
+    random_state = 3;
+    patterns_make();
+    options.stream = false;
+    options.cache_bytes = (uint64_t)LAYERS * EXPERTS * EXPERT / 2;
+    set_make(&set, 2, 5);
+    set_model(&set, &options);
+    for (int e = 0; e < EXPERTS; e++)
+        tokens_of[e] = 10;
+    numoe_gpu_asked(set.model, 1, tokens_of, 100);
+    cr_assert_eq(call_begin(&set, 0, 100, NULL), 0);
+    cr_assert_eq(numoe_gpu_piece_any(set.model, set.streams, &which, &piece, NULL), 0);
+    cr_assert_not_null(piece.slice_at);
+    cr_assert_eq(compute(&set, which, &piece), 0);
+    before = seen[which][0];
+    cr_expect_eq(numoe_gpu_bring(set.model, 1, 2, NULL), -EBUSY);
+    for (uint32_t i = 0; i < 2; i++) {
+        struct numoe_gpu_model *part = numoe_gpu_model_part(set.model, i);
+
+        cr_expect(part->stream.in_call);
+        cr_expect_eq(numoe_gpu_bring(part, 1, 2, NULL), -EBUSY);
+        cr_expect_eq(numoe_gpu_hold(part, 1, NULL, 0, NULL), -EBUSY);
+        cr_expect_eq(numoe_gpu_prefetch(part, 1, NULL, 0, NULL), 0);
+        cr_expect(part->stream.in_call);
+    }
+    cr_expect_eq(seen[which][0], before, "a computation was waited for");
+    /* the whole model has no pieces of its own */
+    odd = piece;
+    cr_expect_eq(numoe_gpu_piece_done(set.model, set.streams[0], &odd, NULL), -ENOTSUP);
+    cr_expect_eq(numoe_gpu_piece_next(set.model, set.streams[0], &odd, NULL), -ENOTSUP);
+    cr_expect_eq(numoe_gpu_piece_marlin(set.model, set.streams[0], &piece, NULL, false,
+                                        &(struct numoe_marlin){0}, NULL),
+                 -ENOTSUP);
+    cr_assert_eq(numoe_gpu_piece_done(numoe_gpu_model_part(set.model, which), set.streams[which],
+                                      &piece, NULL),
+                 0);
+    cr_assert_eq(call_in_turns(&set, NULL), 0);
+    end_all(&set);
+    cr_assert_eq(sync_all(&set), 0);
+    cr_expect(each_once(&set));
+    set_free(&set);
+    regions_free();
+}
+
 /* ---- who waits for whom ---------------------------------------------------------------------- */
 
 Test(gpu_relay, a_device_that_takes_nothing_holds_up_others_only_so_far, .timeout = 60)
