@@ -419,7 +419,7 @@ void numoe_gpu_release(struct numoe_gpu_model *model, uint64_t layer);
 
 /** Experts on the device, for kernels of the engine's own: slices as numoe_kernels.h draws them. */
 struct numoe_gpu_piece {
-    const uint8_t *weights;   /**< device */
+    const uint8_t *weights;   /**< device; not the same of each piece */
     const uint32_t *slice_at; /**< device [experts][slices]: where each begins, in 64-byte units
                                  from weights; NUMOE_GPU_ABSENT in [e][0]: not in this piece. NULL:
                                    there are no more pieces */
@@ -435,7 +435,8 @@ struct numoe_gpu_piece {
  * the parts, or by numoe_gpu_piece_any; numoe_gpu_piece_done, piece_marlin and pieces_end are each
  * part's, and the call is over when the last part was ended. One thread may drive all devices; if
  * several do, they make one call at a time of the model and its parts. A part can have a call of
- * its own only while no such call is under way (-EBUSY), and the other way round.
+ * its own only while no such call is under way (-EBUSY), and the other way round. Any of the
+ * devices may be the thread's current one behind it.
  *
  * @param host_ids  [tokens][top_k]  @return 0; -EINVAL, -ENOTSUP, -EBUSY, -EIO, -ENOMEM: nothing
  *                  was begun
