@@ -7,16 +7,17 @@
  * runs beside the copies over the link. No device waits for another's event: the host looks, and
  * queues what may follow.
  *
- *   owner's piece              passed piece, in the second window of each other device
+ *   owner's piece               passed piece, in the second window of each other device
  *
- *   queued ----------------->  filling  space is reclaimed (`passes` waits for `used`), the places
- *     |                           |     are chosen and the table is sent: not as a copy, which
- * would |                           |     wait for all that is queued for the link | the host sees
- * `copied`    |
- *     +------------------------>  queued   copies from the owner are queued, `copied` behind them
+ *   queued -------------------> filling  space is reclaimed (`passes` waits for `used`),
+ *     |                           |      places are chosen and the table is sent: by a kernel,
+ *     |                           |      as a copy waits for all that is queued for the link
+ *     | the host sees `copied`    |
+ *     +-------------------------> queued copies from the owner are queued, `copied` after them
  *     |                           |
- *     | <------------------------ here     the host sees `copied`: the reader's bit is cleared when
- *   taken, spent                  |        this was the last of the owner's piece
+ *     | <------------------------ here   the host sees `copied`: the reader's bit is cleared
+ *     |                           |      if this was the last of the owner's piece
+ *   taken, spent                  |
  *     | its own `used`, and no    |
  *     | reader's bit is set       taken, spent   as of any window
  *   (reclaimed)
@@ -46,11 +47,13 @@
 #include <string.h>
 #include <time.h>
 
+#include "base/clock.h"
+
 /* A passed piece is at most such a part of the window. */
 enum { PARTS_OF_WINDOW = 4 };
-/* Looked at so often at once; then with naps, as an expert takes longer than these. */
-enum { LOOKS = 64 };
-#define NAP_NS 20000
+/* The host looks with naps in between, each an eighth of what it has waited so far: a piece that
+ * took long to come is then seen a little later, and the CPU is left alone meanwhile. */
+enum { NAP_PART = 8, NAP_LEAST_NS = 20000, NAP_MOST_NS = 500000 };
 
 static struct gpu_stream *stream_of(struct gpu_relay *r, uint32_t i)
 {
@@ -456,6 +459,16 @@ static int give_own(struct gpu_relay *r, uint32_t i, void *on, struct numoe_gpu_
     return rc;
 }
 
+static void nap(uint64_t waited_ns)
+{
+    const uint64_t part = waited_ns / NAP_PART;
+    const struct timespec t = {.tv_nsec = part < NAP_LEAST_NS  ? NAP_LEAST_NS
+                                          : part > NAP_MOST_NS ? NAP_MOST_NS
+                                                               : (long)part};
+
+    nanosleep(&t, NULL);
+}
+
 /* A piece that is there, of one of the devices asked for. *given; or *finished: none comes to any
  * of them; or *comes: to some device. */
 static int find_here(struct gpu_relay *r, uint32_t *device, void *const *streams,
@@ -494,7 +507,7 @@ static int find_here(struct gpu_relay *r, uint32_t *device, void *const *streams
 int gpu_relay_next(struct gpu_relay *r, uint32_t *device, void *const *streams,
                    struct numoe_gpu_piece *piece, struct numoe_error *error)
 {
-    const struct timespec nap = {0, NAP_NS};
+    const uint64_t began = numoe_now_ns();
     int rc = 0;
 
     if (*device < r->count && r->sides[*device].ended)
@@ -502,7 +515,7 @@ int gpu_relay_next(struct gpu_relay *r, uint32_t *device, void *const *streams,
     if (r->failed)
         return numoe_error_set(error, -ECANCELED, "layer",
                                "the call has failed or was given up for another device");
-    for (uint32_t looks = 1;; looks++) {
+    for (;;) {
         bool given, finished, comes;
 
         rc = go_on(r, error);
@@ -520,8 +533,7 @@ int gpu_relay_next(struct gpu_relay *r, uint32_t *device, void *const *streams,
             return numoe_error_set(error, -EAGAIN, "window",
                                    "nothing comes before pieces, of this device or of others, are "
                                    "taken and done with");
-        if (looks >= LOOKS)
-            nanosleep(&nap, NULL);
+        nap(numoe_now_ns() - began);
     }
     r->failed = true;
     return rc;

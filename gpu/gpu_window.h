@@ -2,9 +2,10 @@
  * gpu_window.h - device memory that weights pass through: pieces of any size, first in, first out.
  * Bookkeeping only; gpu_stream.c does what the states ask for.
  *
- *   (none) --open--> filling --queue--> queued --take--> taken --spend--> spent --reclaimed-->
- * (none) |                  |
- *                       +---- drop --------+-----------------------------> spent
+ *   (none) --open--> filling --queue--> queued --take--> taken --spend--> spent
+ *     ^                 |                  |                                ^ |
+ *     |                 +------- drop -----+--------------------------------+ |
+ *     +------------------------------ reclaimed ------------------------------+
  *
  *   filling  copies into it are being queued
  *   queued   all of them are, and `copied` is recorded behind them
