@@ -545,6 +545,7 @@ Test(gpu_relay, what_uses_biases_does_not_pass_what_is_on_its_way_to_stay, .time
     struct numoe_gpu_model *part[2];
     struct numoe_gpu_piece piece;
     struct set set;
+    uint64_t used;
 
     random_state = 3;
     patterns_make();
@@ -586,7 +587,10 @@ Test(gpu_relay, what_uses_biases_does_not_pass_what_is_on_its_way_to_stay, .time
     cr_assert_eq(numoe_gpu_piece_next(part[0], set.streams[0], &piece, NULL), 0);
     cr_assert(gpu_relay_has(set.model->several->relay, 0, piece.handle));
     cr_assert_eq(compute(&set, 0, &piece), 0);
+    used = ((const struct fake_event *)part[0]->stream.used[0])->recorded;
     cr_assert_eq(numoe_gpu_piece_done(part[0], set.streams[0], &piece, NULL), 0);
+    cr_expect_gt(((const struct fake_event *)part[0]->stream.used[0])->recorded, used,
+                 "biases may be written while they are read");
     while (fake_step(set.fake[0], set.streams[0]))
         ;
     cr_assert_gt(blocked, 0);
@@ -776,6 +780,68 @@ Test(gpu_relay, a_call_ends_for_all_devices, .timeout = 60)
     cr_assert_eq(call_begin(&set, 2, 100, NULL), 0);
     cr_assert_eq(numoe_gpu_piece_any(set.model, set.streams, &which, &piece, NULL), 0);
     set_free(&set);
+    regions_free();
+}
+
+static bool is_empty(const void *stream)
+{
+    const struct fake_stream *s = stream;
+
+    return s->head == s->tail;
+}
+
+/* Given up with copies from device to device under way, and a computation with what was passed on:
+ * the end waits for both, as memory is given on behind it. */
+Test(gpu_relay, an_end_waits_for_what_reads_and_writes, .timeout = 120)
+{
+    uint32_t copies = 0, computed = 0;
+
+    random_state = 11;
+    patterns_make();
+    for (uint64_t seed = 1; seed <= 40; seed++) {
+        struct numoe_gpu_model_options options = options_of(seed);
+        struct gpu_relay_side *sides;
+        struct numoe_gpu_piece piece;
+        struct set set;
+        bool over = false;
+
+        options.stream = true;
+        set_make(&set, 2, 5 * seed + 1); /* slow */
+        set_model(&set, &options);
+        sides = set.model->several->relay->sides;
+        cr_assert_eq(call_begin(&set, seed % LAYERS, 100, NULL), 0);
+        while (!over) {
+            uint32_t i = MOST;
+            bool passed;
+
+            cr_assert_eq(numoe_gpu_piece_any(set.model, set.streams, &i, &piece, NULL), 0);
+            if (!piece.slice_at)
+                break;
+            passed = gpu_relay_has(set.model->several->relay, i, piece.handle);
+            over = passed && random_u64() % 3 == 0;
+            for (uint32_t k = 0; over && k < 2; k++)
+                set.fake[k]->speed = 0;
+            cr_assert_eq(compute(&set, i, &piece), 0);
+            if (!over)
+                cr_assert_eq(numoe_gpu_piece_done(numoe_gpu_model_part(set.model, i),
+                                                  set.streams[i], &piece, NULL),
+                             0);
+            else
+                computed += !is_empty(set.streams[i]);
+        }
+        for (uint32_t i = 0; i < 2; i++)
+            copies += !is_empty(sides[i].passes);
+        for (uint32_t i = 0; i < 2; i++) {
+            numoe_gpu_pieces_end(numoe_gpu_model_part(set.model, i), set.streams[i]);
+            if (over && gpu_relay_has(set.model->several->relay, i, piece.handle))
+                cr_expect(is_empty(set.streams[i]), "it computes with what was given up");
+        }
+        for (uint32_t i = 0; i < 2; i++)
+            cr_expect(is_empty(sides[i].passes), "copies from device to device are under way");
+        set_free(&set);
+    }
+    cr_expect_gt(copies, 3);
+    cr_expect_gt(computed, 3);
     regions_free();
 }
 
