@@ -104,14 +104,15 @@ static uint64_t stage_tokens(const struct numoe_gpu_model *m, const struct numoe
     return tokens < 1 ? 1 : tokens;
 }
 
-/* Blocks for a pass; nothing runs on them. */
-static int reserve(struct numoe_gpu_model *m, uint64_t device, uint64_t stage,
+/* Blocks for a pass; nothing runs on them. *staging: it is the host's memory that is short. */
+static int reserve(struct numoe_gpu_model *m, uint64_t device, uint64_t stage, bool *staging,
                    struct numoe_error *error)
 {
     struct numoe_gpu *gpu = m->gpu;
     const struct gpu_ops *ops = gpu->ops;
     int rc;
 
+    *staging = false;
     if (device > m->device_bytes) {
         if (m->device) {
             rc = gpu_judge(gpu, ops->release(gpu->device, m->device), error,
@@ -132,6 +133,7 @@ static int reserve(struct numoe_gpu_model *m, uint64_t device, uint64_t stage,
         gpu_tally_set(&m->stream.tally, GPU_WORKSPACE_BYTES, device);
     }
     stage = (stage + 255) / 256 * 256;
+    *staging = true;
     if (stage > m->stage_bytes) {
         if (m->host) {
             rc = gpu_judge(gpu, ops->host_release(gpu->device, m->host), error, "freeing staging");
@@ -153,7 +155,8 @@ static int reserve(struct numoe_gpu_model *m, uint64_t device, uint64_t stage,
 }
 
 /* How many tokens the next pass takes, with room for them. Out of memory means fewer tokens as long
- * as the passes stay worth their copies, then fewer experts that stay, then fewer tokens again. */
+ * as the passes stay worth their copies, then fewer experts that stay, then fewer tokens again; but
+ * no fewer experts where it is the host that has none to stage tokens in. */
 static int plan_pass(struct numoe_gpu_model *m, const struct numoe_gpu_call *call, uint64_t left,
                      struct numoe_error *error)
 {
@@ -166,6 +169,7 @@ static int plan_pass(struct numoe_gpu_model *m, const struct numoe_gpu_call *cal
         struct numoe_error inner = NUMOE_ERROR_INIT;
         struct numoe_cuda_ffn ffn;
         uint64_t work;
+        bool staging;
         int rc;
 
         chunk = chunk < n ? chunk : n;
@@ -185,12 +189,16 @@ static int plan_pass(struct numoe_gpu_model *m, const struct numoe_gpu_call *cal
         p->tokens = n;
         p->chunk = chunk;
         p->staged = stage_tokens(m, &ffn, n);
-        rc = reserve(m, p->parts.bytes, p->staged * token_bytes(&ffn), &inner);
+        rc = reserve(m, p->parts.bytes, p->staged * token_bytes(&ffn), &staging, &inner);
         if (rc == -ENOMEM && n > PASS_TOKENS_WORTH) {
             n = n / 2 > PASS_TOKENS_WORTH ? (n + 1) / 2 : PASS_TOKENS_WORTH;
             continue;
         }
-        if (rc == -ENOMEM) {
+        if (rc == -ENOMEM && staging && n > 1) {
+            n = (n + 1) / 2;
+            continue;
+        }
+        if (rc == -ENOMEM && !staging) {
             struct numoe_error unshrunk = NUMOE_ERROR_INIT;
             const int shrunk = gpu_stream_shrink(&m->stream, p->parts.bytes, &unshrunk);
             if (!shrunk) {
@@ -753,6 +761,9 @@ int numoe_gpu_start(struct numoe_gpu_model *m, uint64_t layer, const struct numo
 {
     int rc;
 
+    if (first >= call->tokens)
+        return numoe_error_set(error, -EINVAL, "tokens", "there is none from %llu on: %llu",
+                               (unsigned long long)first, (unsigned long long)call->tokens);
     if (m->several)
         return gpu_several_start(m->several, layer, call, first, tokens, error);
     rc = gpu_pass_plan(m, layer, call, first, call->tokens - first, error);

@@ -275,6 +275,7 @@ int numoe_gpu_forward(struct numoe_gpu_model *model, uint64_t layer,
  * until these have arrived.
  * @param call    x, ids and routing are read until this returns; out is written by finish
  * @param tokens  how many it took; numoe_gpu_finish must follow
+ * @return as numoe_gpu_forward; -EINVAL, too, if call has no token `first`
  */
 int numoe_gpu_start(struct numoe_gpu_model *model, uint64_t layer,
                     const struct numoe_gpu_call *call, uint64_t first, uint64_t *tokens,
