@@ -583,7 +583,7 @@ int gpu_stream_begin(struct gpu_stream *s, uint64_t layer, const uint32_t *need,
     if (s->in_call)
         return numoe_error_set(error, -EBUSY, "layer", "another call is not over");
     if (!s->pool) {
-        rc = gpu_stream_remake(s, 0, error);
+        rc = gpu_stream_remake(s, error);
         if (rc)
             return rc;
     }
@@ -949,7 +949,7 @@ int gpu_stream_hold(struct gpu_stream *s, uint64_t layer, const uint32_t *need,
         return numoe_error_set(error, -EBUSY, "layer",
                                s->in_call ? "another call is not over" : "is held already");
     if (!s->pool)
-        rc = gpu_stream_remake(s, 0, error);
+        rc = gpu_stream_remake(s, error);
     if (!rc)
         rc = meet_generation(s, layer, error);
     if (rc)

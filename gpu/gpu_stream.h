@@ -51,6 +51,7 @@ struct gpu_stream {
     struct gpu_cache cache;
     struct gpu_window window;
     uint64_t window_wanted, cache_wanted, piece_least; /* piece_least: bytes of each region */
+    uint64_t pool_most;                                /* bytes that the pool may have */
     uint64_t *cell_user; /* [cells] layer that computed with the cell last; GPU_NO_LAYER */
     uint32_t *wanted;    /* [layers] experts that there are */
 
@@ -129,8 +130,9 @@ void gpu_stream_fini(struct gpu_stream *stream);
  * to give. Not in a call. What was held is copied again. */
 int gpu_stream_shrink(struct gpu_stream *stream, uint64_t bytes, struct numoe_error *error);
 
-/* Device memory for experts where there is none, at most so much; or two experts' worth. */
-int gpu_stream_remake(struct gpu_stream *stream, uint64_t most, struct numoe_error *error);
+/* Device memory for experts where there is none, as much as was wanted last if there is so much;
+ * two experts' worth at least. */
+int gpu_stream_remake(struct gpu_stream *stream, struct numoe_error *error);
 
 /* The expert is on the device, or on its way by a prefetch. */
 static inline bool gpu_stream_has(const struct gpu_stream *stream, uint64_t layer, uint32_t expert)

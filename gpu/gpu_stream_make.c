@@ -64,17 +64,53 @@ static uint64_t least_pool(const struct gpu_stream *s)
 static void tell_sizes(struct gpu_stream *s)
 {
     gpu_tally_set(&s->tally, GPU_POOL_BYTES, s->pool_bytes);
-    gpu_tally_set(&s->tally, GPU_WINDOW_BYTES, s->window.bytes);
-    gpu_tally_set(&s->tally, GPU_CELLS, s->cache.cells);
-    gpu_tally_set(&s->tally, GPU_RESIDENT, gpu_stream_resident(s));
+    gpu_tally_set(&s->tally, GPU_WINDOW_BYTES, s->pool ? s->window.bytes : 0);
+    gpu_tally_set(&s->tally, GPU_CELLS, s->pool ? s->cache.cells : 0);
+    gpu_tally_set(&s->tally, GPU_RESIDENT, s->pool && gpu_stream_resident(s));
 }
 
-/* Device memory of the cells and the window, at most so much, and less while there is too little.
- */
-static int make_pool(struct gpu_stream *s, uint64_t most, struct numoe_error *error)
+/* Nothing of it is used any more. */
+static int release_pool(struct gpu_stream *s, struct numoe_error *error)
+{
+    struct numoe_gpu *gpu = s->gpu;
+    const int rc =
+        gpu_judge(gpu, gpu->ops->release(gpu->device, s->pool), error, "freeing experts");
+
+    if (rc)
+        return rc;
+    gpu_window_forget(&s->window);
+    s->pool = NULL;
+    s->pool_bytes = 0;
+    tell_sizes(s);
+    return 0;
+}
+
+/* The rest of what stands for device memory. */
+static int set_out(struct gpu_stream *s, uint64_t cells, struct numoe_error *error)
+{
+    struct numoe_gpu *gpu = s->gpu;
+
+    free(s->cell_user);
+    s->cell_user = calloc((size_t)cells + 1, sizeof *s->cell_user);
+    if (!s->cell_user || gpu_cache_resize(&s->cache, (uint32_t)cells, s->wanted))
+        return numoe_error_set(error, -ENOMEM, "cells", "out of memory");
+    for (uint64_t i = 0; i < cells; i++)
+        s->cell_user[i] = GPU_NO_LAYER;
+    if (!s->uneven)
+        return 0;
+    /* before every copy of weights, and so before every computation */
+    return gpu_judge(gpu,
+                     gpu->ops->copy_in(gpu->device, s->copies, s->pool + s->zero_at,
+                                       s->host_tables + table_bytes(s), s->source->shape.bytes),
+                     error, "copying a slice of zeros");
+}
+
+/* All of it or none: half of it would be taken for whole by the next call. */
+int gpu_stream_remake(struct gpu_stream *s, struct numoe_error *error)
 {
     struct numoe_gpu *gpu = s->gpu;
     const uint64_t least = 2 * s->cell_bytes;
+    uint64_t most = s->pool_most;
     int rc;
 
     for (;;) {
@@ -91,15 +127,10 @@ static int make_pool(struct gpu_stream *s, uint64_t most, struct numoe_error *er
         if (!rc) {
             s->pool_bytes = bytes;
             s->window.bytes = window;
-            rc = gpu_cache_resize(&s->cache, (uint32_t)cells, s->wanted);
+            rc = set_out(s, cells, error);
             tell_sizes(s);
-            /* before every copy of weights, and so before every computation */
-            if (!rc && s->uneven)
-                rc = gpu_judge(gpu,
-                               gpu->ops->copy_in(gpu->device, s->copies, s->pool + s->zero_at,
-                                                 s->host_tables + table_bytes(s),
-                                                 s->source->shape.bytes),
-                               error, "copying a slice of zeros");
+            if (rc && release_pool(s, NULL))
+                s->pool = NULL; /* the device keeps it */
             return rc;
         }
         s->pool = NULL;
@@ -196,24 +227,6 @@ static int make_lists(struct gpu_stream *s)
     return 0;
 }
 
-/* The user of each cell, of as many as there are now. */
-static int forget_users(struct gpu_stream *s, struct numoe_error *error)
-{
-    free(s->cell_user);
-    s->cell_user = calloc((size_t)s->cache.cells + 1, sizeof *s->cell_user);
-    if (!s->cell_user)
-        return numoe_error_set(error, -ENOMEM, "cells", "out of memory");
-    for (uint32_t i = 0; i < s->cache.cells; i++)
-        s->cell_user[i] = GPU_NO_LAYER;
-    return 0;
-}
-
-int gpu_stream_remake(struct gpu_stream *s, uint64_t most, struct numoe_error *error)
-{
-    const int rc = make_pool(s, most, error);
-    return rc ? rc : forget_users(s, error);
-}
-
 int gpu_stream_init(struct gpu_stream *s, struct numoe_gpu *gpu,
                     const struct numoe_gpu_source *source, const struct gpu_pinned *pinned,
                     struct gpu_ring *ring, const struct gpu_stream_sizes *sizes,
@@ -241,6 +254,7 @@ int gpu_stream_init(struct gpu_stream *s, struct numoe_gpu *gpu,
                              (unsigned long long)(sizes->budget >> 20));
         goto fail;
     }
+    s->pool_most = sizes->budget - fixed;
     rc = count_experts(s, error);
     if (rc)
         goto fail;
@@ -255,7 +269,7 @@ int gpu_stream_init(struct gpu_stream *s, struct numoe_gpu *gpu,
     if (!rc)
         rc = make_tables(s, bias_bytes, error);
     if (!rc)
-        rc = gpu_stream_remake(s, sizes->budget - fixed, error);
+        rc = gpu_stream_remake(s, error);
     if (!rc)
         return 0;
 fail:
@@ -268,6 +282,23 @@ static void drop_event(struct gpu_stream *s, void *event)
     if (event)
         gpu_judge(s->gpu, s->gpu->ops->event_destroy(s->gpu->device, event), NULL,
                   "freeing an event");
+}
+
+/* Until computations on streams of the caller's, too, are past. */
+static int await_users(struct gpu_stream *s, struct numoe_error *error)
+{
+    struct numoe_gpu *gpu = s->gpu;
+    const struct gpu_ops *ops = gpu->ops;
+    int rc = 0;
+
+    for (uint64_t l = 0; !rc && s->used && l < s->source->layers; l++)
+        if (s->used[l])
+            rc = gpu_judge(gpu, ops->event_sync(gpu->device, s->used[l]), error, "a computation");
+    for (uint32_t i = 0; !rc && i < GPU_PIECES; i++)
+        if (s->window.pieces[i].used)
+            rc = gpu_judge(gpu, ops->event_sync(gpu->device, s->window.pieces[i].used), error,
+                           "a computation");
+    return rc;
 }
 
 void gpu_stream_fini(struct gpu_stream *s)
@@ -284,6 +315,7 @@ void gpu_stream_fini(struct gpu_stream *s)
         gpu_still(gpu, s->compute, "the last computation");
     if (s->fills)
         gpu_still(gpu, s->fills, "the last copies");
+    await_users(s, NULL);
     for (uint32_t i = 0; i < GPU_PIECES; i++) {
         drop_event(s, s->window.pieces[i].copied);
         drop_event(s, s->window.pieces[i].used);
@@ -356,19 +388,12 @@ int gpu_stream_shrink(struct gpu_stream *s, uint64_t bytes, struct numoe_error *
     if (!rc)
         rc = gpu_judge(gpu, gpu->ops->stream_sync(gpu->device, s->compute), error,
                        "the computation");
-    /* computations on streams of the caller's */
-    for (uint64_t l = 0; !rc && l < s->source->layers; l++)
-        rc = gpu_judge(gpu, gpu->ops->event_sync(gpu->device, s->used[l]), error, "a computation");
-    for (uint32_t i = 0; !rc && i < GPU_PIECES; i++)
-        rc = gpu_judge(gpu, gpu->ops->event_sync(gpu->device, s->window.pieces[i].used), error,
-                       "a computation");
     if (!rc)
-        rc = gpu_judge(gpu, gpu->ops->release(gpu->device, s->pool), error, "freeing experts");
+        rc = await_users(s, error);
+    if (!rc)
+        rc = release_pool(s, error);
     if (rc)
         return rc;
-    gpu_window_forget(&s->window);
-    s->pool = NULL;
-    s->pool_bytes = 0;
-    tell_sizes(s);
-    return gpu_stream_remake(s, had > bytes ? had - bytes : 0, error);
+    s->pool_most = had > bytes ? had - bytes : 0;
+    return gpu_stream_remake(s, error);
 }
