@@ -149,8 +149,6 @@ void gpu_share_choose(struct gpu_share *s, uint64_t tokens, const uint32_t *toke
         struct gpu_share_choice next;
         add(s, tokens_of[order[i]], held[order[i]], false, -1, &sums);
         add(s, tokens_of[order[i]], held[order[i]], true, 1, &sums);
-        if (i + 1 == count)
-            sums.cpu = 0; /* and not what rounding left */
         weigh(s, tokens, &sums, &next);
         if (ends(&next) < ends(choice)) {
             *choice = next;

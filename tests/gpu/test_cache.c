@@ -190,6 +190,58 @@ Test(gpu_cache, frequent_experts_stay)
     gpu_cache_fini(&c);
 }
 
+static bool has_all(void *user, uint64_t layer, uint64_t expert)
+{
+    (void)user;
+    (void)layer;
+    (void)expert;
+    return true;
+}
+
+/* A layer that is held for graphs gives no cell and takes none, however hot others are. */
+Test(gpu_cache, a_frozen_layer_stays_as_it_is)
+{
+    const uint32_t busy[5] = {0};
+    uint32_t displaced;
+    struct gpu_cache c;
+
+    cr_assert_eq(gpu_cache_init(&c, 1, 5, 2, NULL), 0);
+    gpu_cache_heat(&c, 0, (const uint32_t[]){1, 9, 0, 0, 0}, 10);
+    cr_assert_neq(gpu_cache_admit(&c, 0, 0, busy, &displaced), GPU_NO_CELL);
+    gpu_cache_settle(&c, 0, 0);
+    c.frozen[0] = true; /* with a cell left */
+    cr_expect_eq(gpu_cache_admit(&c, 0, 1, busy, &displaced), GPU_NO_CELL);
+    cr_expect_eq(displaced, GPU_NO_CELL);
+    c.limit[0] = 1;
+    cr_expect_eq(gpu_cache_admit(&c, 0, 1, busy, &displaced), GPU_NO_CELL);
+    cr_expect(gpu_cache_holds(&c, 0, 0));
+    c.frozen[0] = false;
+    cr_expect_neq(gpu_cache_admit(&c, 0, 1, busy, &displaced), GPU_NO_CELL);
+    cr_expect_eq(displaced, 0);
+    gpu_cache_fini(&c);
+}
+
+/* What a long prompt asked for does not outlast what came after it; and heat stays a number however
+ * many tokens come, in the same order. */
+Test(gpu_cache, heat_is_of_tokens_for_any_number_of_them)
+{
+    struct gpu_cache c;
+    uint32_t hot[3];
+
+    cr_assert_eq(gpu_cache_init(&c, 1, 3, 1, NULL), 0);
+    gpu_cache_heat(&c, 0, (const uint32_t[]){65536, 0, 0}, 65536);
+    for (int i = 0; i < 600; i++)
+        gpu_cache_heat(&c, 0, (const uint32_t[]){0, 1, 0}, 1);
+    cr_expect_gt(c.heat[1], c.heat[0]);
+    for (int i = 0; i < 20000; i++)
+        gpu_cache_heat(&c, 0, (const uint32_t[]){64, 32, 160}, 256);
+    cr_expect(isfinite(c.weight[0]) && isfinite(c.heat[2]) && c.heat[1] > 0);
+    cr_expect_float_eq(c.heat[2] / c.heat[1], 5, 1e-3);
+    cr_expect_eq(gpu_cache_hottest(&c, 0, 3, has_all, NULL, hot), 3);
+    cr_expect(hot[0] == 2 && hot[1] == 0 && hot[2] == 1);
+    gpu_cache_fini(&c);
+}
+
 /* ---- profiles -------------------------------------------------------------------------------- */
 
 static char path[] = "/tmp/numoe-heat-XXXXXX";
@@ -200,14 +252,6 @@ static void write_file(const char *text)
     cr_assert_not_null(file);
     fputs(text, file);
     fclose(file);
-}
-
-static bool has_all(void *user, uint64_t layer, uint64_t expert)
-{
-    (void)user;
-    (void)layer;
-    (void)expert;
-    return true;
 }
 
 static bool has_odd(void *user, uint64_t layer, uint64_t expert)

@@ -74,7 +74,7 @@ Test(gpu_gate, images_match_as_cuda_matches_them)
 
 Test(gpu_gate, shared_memory_fits_or_both_numbers_are_named)
 {
-    static const uint64_t limits[] = {49152, 65536, 101376, 166912, 232448};
+    static const uint64_t limits[] = {49152, 49407, 49408, 65536, 101376, 166912, 232448};
 
     for (size_t i = 0; i < sizeof limits / sizeof limits[0]; i++) {
         struct gpu_evidence e = good(8, 6);
@@ -95,7 +95,7 @@ Test(gpu_gate, every_refusal_has_its_reason)
 {
     struct gpu_evidence cases[8];
     static const char *const words[8] = {"not asked", "no GPU support", "no driver here",
-                                         "no device", "no device 3",    "does not load",
+                                         "no device", "no device 1",    "does not load",
                                          "self-test", "relative L2"};
     char seen[8][512];
 
@@ -105,7 +105,7 @@ Test(gpu_gate, every_refusal_has_its_reason)
     cases[1].built = false;
     cases[2].absent = "no driver here";
     cases[3].devices = 0;
-    cases[4].index = 3;
+    cases[4].index = 1; /* of one: the first is 0 */
     cases[5].loaded = false;
     cases[5].load_text = "no kernel image";
     cases[6].test_failure = "copying layer 0 failed";

@@ -1,9 +1,7 @@
 /*
- * Calls that end early, that are as odd as calls may be, or that find no memory: nothing is lost that
- * was already done, and what comes after is right.
+ * Calls that end early, that are as odd as calls may be, or that find no memory: nothing is lost
+ * that was already done, and what comes after is right.
  */
-#include <stdatomic.h>
-
 #include "small_model.h"
 
 #if defined(__SANITIZE_ADDRESS__)
@@ -176,10 +174,8 @@ Test(gpu_odd_calls, dropped_prefetches_give_their_cells_back)
 
     for (uint64_t seed = 0; seed < 20; seed++) {
         const struct numoe_gpu_source source = source_of(m);
-        const struct numoe_gpu_model_options options = {.piece_bytes = 1,
-                                                        .ring_bytes = 16384,
-                                                        .no_pinning = true,
-                                                        .keep_free_bytes = 4 << 20};
+        const struct numoe_gpu_model_options options = {
+            .piece_bytes = 1, .ring_bytes = 16384, .no_pinning = true, .keep_free_bytes = 4 << 20};
         struct fake *f = fake_make(seed);
         struct numoe_gpu *gpu = wrap(f);
         struct numoe_gpu_model *model;
@@ -244,8 +240,8 @@ static bool has_slices(void *user, uint64_t layer, uint64_t expert)
     return boundary(layer * EXPERTS + expert) != 0;
 }
 
-/* Experts that give way to workspace, and then the zeros behind those that have fewer slices here do
- * not come: that memory is not taken for whole by the calls that follow. */
+/* Experts that give way to workspace, and then the zeros behind those that have fewer slices here
+ * do not come: that memory is not taken for whole by the calls that follow. */
 Test(gpu_odd_calls, a_slice_of_zeros_that_did_not_come_is_copied_again)
 {
     struct model *m = model_make(LAYERS, false);
@@ -398,8 +394,8 @@ static int host_allocate_most(void *device, uint64_t bytes, void **address)
     return fake_refuse(device, 2);
 }
 
-/* No pinned memory for the staging of so many tokens: fewer go at a time, and no expert on the device
- * gives way to that; none for one token is an error, and costs no expert either. */
+/* No pinned memory for the staging of so many tokens: fewer go at a time, and no expert on the
+ * device gives way to that; none for one token is an error, and costs no expert either. */
 Test(gpu_odd_calls, experts_do_not_give_way_to_staging_on_the_host, .timeout = 60)
 {
     enum { MANY = 100, TOKEN = 2 * HIDDEN * 4 + 8 + 4 * 256 };
@@ -542,8 +538,8 @@ static void note_launch(struct fake *f, const struct numoe_cuda_ffn *c)
         }
 }
 
-/* More tokens than a pass takes: of 65536 at a time a layer's experts cross the link once, each piece
- * is computed for all chunks of 8192 before the next piece, and no token is left out. */
+/* More tokens than a pass takes: of 65536 at a time a layer's experts cross the link once, each
+ * piece is computed for all chunks of 8192 before the next piece, and no token is left out. */
 Test(gpu_odd_calls, experts_cross_the_link_once_for_65536_tokens, .timeout = 120)
 {
     enum { PASS = 65536, CHUNK = 8192, MANY = PASS + 3 };
@@ -604,6 +600,43 @@ Test(gpu_odd_calls, experts_cross_the_link_once_for_65536_tokens, .timeout = 120
     free(out);
     free(routing);
     free(ids);
+}
+
+/* ---- heat ------------------------------------------------------------------------------------ */
+
+/* An expert that a call asks much for takes a cell in that very call; and what others compute of a
+ * call counts as much as what the device does. */
+Test(gpu_odd_calls, heat_is_of_the_call_at_hand_and_of_whoever_computes)
+{
+    struct model *m = model_make(1, false);
+    struct fake *f = fake_make(3);
+    struct numoe_gpu *gpu = wrap(f);
+    const struct numoe_gpu_source source = source_of(m);
+    const struct numoe_gpu_model_options options = {.cache_bytes = SLICES * m->shape.bytes,
+                                                    .keep_free_bytes = 4 << 20};
+    const uint32_t asked[EXPERTS] = {[1] = 1, [2] = 9};
+    struct numoe_gpu_model *model;
+    struct gpu_cache *cache;
+    struct batch b;
+    uint64_t done;
+
+    cr_assert_eq(numoe_gpu_model_create(gpu, &source, &options, &model, NULL), 0);
+    cache = &model->stream.cache;
+    for (int e = 0; e < 2; e++) {
+        batch_make(&b);
+        b.call.tokens = e ? 5 : 1;
+        for (int t = 0; t < TOKENS_MOST; t++)
+            b.ids[t][0] = b.ids[t][1] = e;
+        cr_assert_eq(numoe_gpu_forward(model, 0, &b.call, &done, NULL), 0);
+        cr_assert(batch_right(m, 0, &b, done));
+        cr_expect(gpu_cache_holds(cache, 0, (uint32_t)e), "expert %d", e);
+    }
+    b.call.asked = asked;
+    for (int i = 0; i < 4; i++)
+        cr_assert_eq(numoe_gpu_forward(model, 0, &b.call, &done, NULL), 0);
+    cr_expect_gt(cache->heat[2], 2 * cache->heat[1]);
+    close_clean(model, gpu, f);
+    model_free(m);
 }
 
 /* ---- together -------------------------------------------------------------------------------- */

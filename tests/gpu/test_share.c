@@ -136,6 +136,61 @@ Test(gpu_share, what_calls_take_corrects_the_guesses)
     }
 }
 
+static double of(const struct gpu_share *share, uint64_t tokens, uint8_t gpu, uint8_t is_held)
+{
+    const uint32_t tokens_of[1] = {(uint32_t)tokens};
+    struct gpu_share_choice c;
+
+    gpu_share_cost(share, tokens, tokens_of, &is_held, &gpu, 1, &c);
+    cr_expect_eq(c.copied, gpu && !is_held);
+    return longest(&c);
+}
+
+/* What each side is expected to take: the GPU its link or its arithmetic, the CPUs reading or
+ * arithmetic, whichever is longer, and what a call costs besides. */
+Test(gpu_share, a_side_takes_the_longer_of_what_bounds_it)
+{
+    const struct gpu_share s = speeds(25e9, 100e9, 2e12);
+    const double pair = s.token_operations, few = 13e6 / 25e9 + 4 * 32768 / 25e9;
+
+    cr_expect_float_eq(of(&s, 4, 1, 0), 50e-6 + few, 1e-12);
+    cr_expect_float_eq(of(&s, 4, 1, 1), 50e-6 + 4 * 32768 / 25e9, 1e-12);
+    cr_expect_float_eq(of(&s, 1 << 20, 1, 1), 50e-6 + (1 << 20) * 32768.0 / 25e9, 1e-9);
+    cr_expect_float_eq(of(&s, 1, 0, 0), 10e-6 + 13e6 / 100e9, 1e-12);
+    cr_expect_float_eq(of(&s, 1000, 0, 0), 10e-6 + 1000 * pair / 2e12, 1e-9);
+    struct gpu_share slow = s;
+    slow.gpu_rate = 1e12;
+    cr_expect_float_eq(of(&slow, 1000, 1, 0), 50e-6 + 1000 * pair / 1e12, 1e-9);
+}
+
+/* Corrections are of a size, and of the nearest where it has none; and after so many calls a side
+ * that did badly is tried again. */
+Test(gpu_share, corrections_are_of_a_size_and_are_not_for_ever)
+{
+    struct gpu_share s = speeds(25e9, 100e9, 2e12);
+    const struct gpu_share plain = s;
+    const uint8_t gpu = 1, is_held = 0;
+    struct gpu_share_choice c;
+
+    for (int i = 0; i < 2; i++) {
+        const uint64_t tokens = i ? 4096 : 64;
+        const uint32_t tokens_of[1] = {(uint32_t)tokens};
+
+        gpu_share_cost(&s, tokens, tokens_of, &is_held, &gpu, 1, &c);
+        gpu_share_learn(&s, tokens, &c, c.gpu_model * (i ? 5 : 3), 0);
+    }
+    cr_expect_float_eq(of(&s, 64, 1, 0) / of(&plain, 64, 1, 0), 3, 1e-9);
+    cr_expect_float_eq(of(&s, 4096, 1, 0) / of(&plain, 4096, 1, 0), 5, 1e-9);
+    cr_expect_float_eq(of(&s, 128, 1, 0) / of(&plain, 128, 1, 0), 3, 1e-9);
+    cr_expect_float_eq(of(&s, 1, 1, 0) / of(&plain, 1, 1, 0), 3, 1e-9);
+    cr_expect_float_eq(of(&s, 65536, 1, 0) / of(&plain, 65536, 1, 0), 5, 1e-9);
+    cr_expect_float_eq(of(&s, 64, 0, 0) / of(&plain, 64, 0, 0), 1, 1e-9, "the CPUs'");
+    for (int i = 0; i < 640; i++) /* calls in which it had no part */
+        gpu_share_learn(&s, 64, &(struct gpu_share_choice){0}, 0, 0);
+    cr_expect_lt(of(&s, 64, 1, 0) / of(&plain, 64, 1, 0), 2.5);
+    cr_expect_gt(of(&s, 64, 1, 0) / of(&plain, 64, 1, 0), 1.5);
+}
+
 /* ---- shared calls ---------------------------------------------------------------------------- */
 
 enum { HIDDEN = 40, INTERMEDIATE = 70, EXPERTS = 12, LAYERS = 3, TOP_K = 3, TOKENS = 70 };

@@ -157,3 +157,73 @@ Test(gpu_transfers, what_stays_is_waited_for_when_a_call_is_given_up, .timeout =
     fake_free(f);
     regions_free();
 }
+
+/* Pieces of a layer: how many experts each has, and how many copies bring it. */
+static uint32_t pieces_of(struct gpu_stream *s, uint64_t tokens, uint32_t *experts,
+                          uint32_t *copies)
+{
+    struct fake_stream *link = s->copies;
+    uint32_t count = 0, before = link->copies_in;
+    struct gpu_part part;
+
+    cr_assert_eq(gpu_stream_begin(s, 0, s->everything, NULL, tokens, NULL), 0);
+    for (;;) {
+        cr_assert_eq(gpu_stream_next(s, s->compute, &part, NULL), 0);
+        if (!part.slice_at)
+            break;
+        cr_assert_not_null(part.piece);
+        experts[count++] = part.piece->end - part.piece->first;
+        cr_assert_eq(gpu_stream_done(s, s->compute, &part, NULL), 0);
+    }
+    gpu_stream_end(s, s->compute);
+    *copies = link->copies_in - before;
+    return count;
+}
+
+/* A piece is a third of what is left, but every region gives what was asked for, and there are so
+ * many experts that pieces do not pile up behind many tokens; a region's consecutive experts are
+ * one copy. */
+Test(gpu_transfers, pieces_are_as_long_as_every_region_and_the_tokens_ask)
+{
+    enum { EXPERT = SLICES * SLICE_BYTES };
+    static const struct {
+        uint64_t piece, window, tokens;
+        uint32_t experts[8];
+    } cases[] = {
+        {1, 200, 1, {8, 6, 4, 2, 2, 1, 1}},
+        {2 * EXPERT, 200, 1, {8, 6, 6, 4}}, /* six experts have two of each of three regions */
+        {2 * EXPERT - 1, 200, 1, {8, 6, 6, 4}},
+        {7 * EXPERT / 3, 200, 1, {8, 7, 7, 2}},
+        {1, 200, 8192, {8, 6, 4, 2, 2, 2}},
+        {1, 200, 65536, {24}},
+        {1, 20, 65536, {5, 5, 5, 5, 4}}, /* a quarter of the window */
+    };
+
+    patterns_make();
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct fake *f = fake_make(3);
+        struct numoe_gpu_properties p = {.name = "Fake", .os_node = NUMOE_NONE};
+        const struct numoe_gpu_source source = patterns_source();
+        const struct numoe_gpu_model_options options = {.stream = true,
+                                                        .window_bytes = cases[i].window * EXPERT,
+                                                        .piece_bytes = cases[i].piece,
+                                                        .keep_free_bytes = 4 << 20};
+        uint32_t experts[EXPERTS + 1] = {0}, copies, count;
+        struct numoe_gpu_model *model;
+        struct numoe_gpu *gpu;
+
+        cr_assert_eq(gpu_wrap(&fake_ops, f, &p, NULL, &gpu), 0);
+        cr_assert_eq(numoe_gpu_model_create(gpu, &source, &options, &model, NULL), 0);
+        count = pieces_of(&model->stream, cases[i].tokens, experts, &copies);
+        for (uint32_t k = 0; k < 8; k++)
+            cr_expect_eq(experts[k], cases[i].experts[k], "case %d, piece %u: %u", (int)i, k,
+                         experts[k]);
+        /* the table, and of three regions one stretch each */
+        cr_expect_leq(copies, 4 * count, "case %d: %u copies of %u pieces", (int)i, copies, count);
+        numoe_gpu_model_destroy(model);
+        cr_expect_eq(f->wrong, 0, "%s", f->text);
+        numoe_gpu_close(gpu);
+        fake_free(f);
+    }
+    regions_free();
+}
