@@ -69,6 +69,14 @@ Test(gpu_window, a_piece_larger_than_the_window_is_refused)
     gpu_window_piece(&w, 0)->state = GPU_PIECE_SPENT;
     cr_assert_eq(gpu_window_room(&w, 1, &reclaim), 0);
     cr_expect_eq(reclaim, 1);
+    /* two halves are all of it */
+    gpu_window_forget(&w);
+    for (int i = 0; i < 2; i++) {
+        cr_assert_eq(gpu_window_room(&w, 50, &reclaim), 0);
+        cr_expect_eq(reclaim, 0);
+        gpu_window_open(&w, 50, reclaim);
+    }
+    cr_expect_eq(gpu_window_room(&w, 1, &reclaim), -EAGAIN);
 }
 
 /* ---- cache ----------------------------------------------------------------------------------- */
@@ -209,7 +217,9 @@ Test(gpu_cache, a_frozen_layer_stays_as_it_is)
     gpu_cache_heat(&c, 0, (const uint32_t[]){1, 9, 0, 0, 0}, 10);
     cr_assert_neq(gpu_cache_admit(&c, 0, 0, busy, &displaced), GPU_NO_CELL);
     gpu_cache_settle(&c, 0, 0);
+    cr_expect_eq(gpu_cache_worth(&c, 0, has_all, NULL), 1);
     c.frozen[0] = true; /* with a cell left */
+    cr_expect_eq(gpu_cache_worth(&c, 0, has_all, NULL), GPU_NO_CELL);
     cr_expect_eq(gpu_cache_admit(&c, 0, 1, busy, &displaced), GPU_NO_CELL);
     cr_expect_eq(displaced, GPU_NO_CELL);
     c.limit[0] = 1;
@@ -218,6 +228,23 @@ Test(gpu_cache, a_frozen_layer_stays_as_it_is)
     c.frozen[0] = false;
     cr_expect_neq(gpu_cache_admit(&c, 0, 1, busy, &displaced), GPU_NO_CELL);
     cr_expect_eq(displaced, 0);
+    gpu_cache_fini(&c);
+}
+
+/* To bring an expert unasked it has to be much hotter than the one that goes. */
+Test(gpu_cache, what_is_hardly_hotter_is_not_worth_bringing)
+{
+    const uint32_t busy[2] = {0};
+    uint32_t displaced;
+    struct gpu_cache c;
+
+    cr_assert_eq(gpu_cache_init(&c, 1, 2, 1, NULL), 0);
+    gpu_cache_heat(&c, 0, (const uint32_t[]){100, 140}, 200);
+    cr_assert_neq(gpu_cache_admit(&c, 0, 0, busy, &displaced), GPU_NO_CELL);
+    gpu_cache_settle(&c, 0, 0);
+    cr_expect_eq(gpu_cache_worth(&c, 0, has_all, NULL), GPU_NO_CELL);
+    gpu_cache_heat(&c, 0, (const uint32_t[]){0, 20}, 200);
+    cr_expect_eq(gpu_cache_worth(&c, 0, has_all, NULL), 1);
     gpu_cache_fini(&c);
 }
 
@@ -299,6 +326,16 @@ Test(gpu_cache, profiles_survive_a_file_and_damage_is_refused)
     cr_expect(hot[0] == 1 && hot[1] == 4 && hot[2] == 3);
     cr_expect_eq(gpu_cache_hottest(&b, 1, 4, has_all, NULL, hot), 2);
     cr_expect(hot[0] == 2 && hot[1] == 4);
+    /* a token now counts as much, whatever came before: in the file, and after it was read */
+    for (int i = 0; i < 4000; i++)
+        gpu_cache_heat(&a, 0, (const uint32_t[]){0, 4, 0, 2, 0}, 256);
+    cr_expect_gt(a.weight[0], 1e50);
+    cr_assert_eq(gpu_cache_save(&a, path, NULL), 0);
+    cr_expect_lt(a.heat[1] / a.weight[0], 1e4);
+    cr_assert_eq(gpu_cache_load(&a, path, NULL), 0);
+    cr_expect(a.heat[1] > 10 && a.heat[1] < 1e4, "%g", a.heat[1]);
+    gpu_cache_heat(&a, 0, (const uint32_t[]){1, 0, 0, 0, 0}, 1);
+    cr_expect(a.heat[0] > 0.9 && a.heat[0] < 1.5, "%g", a.heat[0]);
     static const char *const damaged[] = {
         "",
         "numoe-heat 2 2 5\n1 1 1 1 1\n1 1 1 1 1\n",
@@ -306,6 +343,7 @@ Test(gpu_cache, profiles_survive_a_file_and_damage_is_refused)
         "numoe-heat 1 2 5\n1 1 1 1 1\n1 1 1 1\n",
         "numoe-heat 1 2 5\n1 1 1 1 1\n1 1 1 -1 1\n",
         "numoe-heat 1 2 5\n1 1 1 1 1\n1 1 1 nan 1\n",
+        "numoe-heat 1 2 5\n1 1 1 1 1\n1 1 1 inf 1\n",
         "numoe-heat 1 2 5\n1 1 1 1 1\n1 1 1 1 1 1\n",
     };
     for (size_t i = 0; i < sizeof damaged / sizeof damaged[0]; i++) {
