@@ -224,7 +224,8 @@ int main(void)
         guess(&sides[i], true);
         EXPECT(numoe_submit(sides[i].model, 0, &sides[i].calls[0].batch, &ticket, NULL) == 0);
     }
-    EXPECT(atomic_load(&device_pairs) > atomic_load(&pairs) / 8 && atomic_load(&device_pairs) < atomic_load(&pairs));
+    EXPECT(atomic_load(&device_pairs) > atomic_load(&pairs) / 8 &&
+           atomic_load(&device_pairs) < atomic_load(&pairs));
     for (int i = 0; i < 2; i++)
         close_side(&sides[i]);
     close_side(&cpu);

@@ -5,6 +5,7 @@
 #include "../support/models.h"
 #include "context.h"
 #include "fake_device.h"
+#include "gpu_model.h"
 #include "gpu_run.h"
 #include "gpu_share.h"
 
@@ -404,6 +405,43 @@ Test(gpu_share, the_workers_finish_what_runs_out_of_memory, .timeout = 120)
 Test(gpu_share, the_workers_finish_what_a_lost_device_began, .timeout = 120)
 {
     fail_in_calls(700);
+}
+
+/* Of a shared call the device hears of all experts, also of the workers'; it keeps the link free of
+ * what nobody asked for. */
+Test(gpu_share, a_shared_call_tells_of_all_its_experts, .timeout = 60)
+{
+    struct fake *f = fake_make(3);
+    struct numoe *context = context_make(f, 40000);
+    struct numoe_model *model = model_make(context);
+    const struct gpu_stream *stream = &numoe_model_gpu(model)->stream;
+    static struct call c;
+    uint64_t shared = 0;
+
+    for (uint64_t i = 0; i < 12; i++) {
+        uint8_t hit[EXPERTS] = {0};
+        struct gpu_shared sides;
+
+        numoe_gpu_run_guess(model, 200e6, 200e6);
+        call_make(&c, 1, TOKENS);
+        c.batch.elsewhere = NULL;
+        cr_assert_eq(numoe_forward(model, i % LAYERS, &c.batch, &c.result, NULL), 0);
+        numoe_gpu_shared(model, &sides);
+        cr_assert(sides.gpu_experts && sides.cpu_experts);
+        shared += c.result.gpu_pairs < c.result.pairs;
+        for (int t = 0; t < TOKENS * TOP_K; t++)
+            if ((&c.ids[0][0])[t] >= 0 && (&c.ids[0][0])[t] < EXPERTS)
+                hit[(&c.ids[0][0])[t]] = 1;
+        for (uint32_t e = 0; e < EXPERTS; e++)
+            cr_expect_eq(stream->cache.heat[gpu_cache_at(&stream->cache, i % LAYERS, e)] > 0,
+                         hit[e] && e != 4, "expert %u", e);
+        cr_expect_eq(stream->jobs[!stream->current].layer, GPU_NO_LAYER, "a prefetch");
+    }
+    cr_expect_eq(shared, 12);
+    numoe_model_destroy(model);
+    cr_expect_eq(f->wrong, 0, "%s", f->text);
+    numoe_close(context);
+    fake_free(f);
 }
 
 /* Decode with room for some experts: those asked for often come, though nobody waits for them. */
