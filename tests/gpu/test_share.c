@@ -444,6 +444,92 @@ Test(gpu_share, a_shared_call_tells_of_all_its_experts, .timeout = 60)
     fake_free(f);
 }
 
+static double device_ms;
+
+static int elapsed_as_told(void *device, void *begin, void *end, double *ms)
+{
+    const int e = fake_elapsed(device, begin, end, ms);
+
+    *ms = device_ms;
+    return e;
+}
+
+/* Calls on a context as it is, of so many tokens each; what the device computed of the last. */
+static void call_some(struct numoe_model *model, uint64_t calls, uint64_t tokens,
+                      struct numoe_result *last)
+{
+    static struct call c;
+
+    for (uint64_t i = 0; i < calls; i++) {
+        call_make(&c, 1, tokens);
+        cr_assert_eq(numoe_forward(model, i % LAYERS, &c.batch, &c.result, NULL), 0);
+    }
+    *last = c.result;
+}
+
+/* Shared calls move the division by what the device's own clock says, the device's alone by the
+ * host's. */
+Test(gpu_share, what_a_call_took_moves_the_next, .timeout = 60)
+{
+    struct gpu_ops ops = fake_ops;
+
+    ops.elapsed = elapsed_as_told;
+    for (int kind = 0; kind < 3; kind++) {
+        struct fake *f = fake_make(3);
+        struct numoe *context = context_make(f, 0);
+        struct numoe_model *model = model_make(context);
+        struct numoe_result r;
+
+        context->gpu->ops = &ops;
+        device_ms = kind ? 1e4 : 1e-2;
+        numoe_gpu_run_guess(model, kind == 2 ? 1e15 : 200e6, kind == 2 ? 1e9 : 200e6);
+        call_some(model, 1, TOKENS, &r);
+        cr_assert(kind == 2 ? r.gpu_pairs == r.pairs : r.gpu_pairs && r.gpu_pairs < r.pairs);
+        call_some(model, 12, TOKENS, &r);
+        cr_expect(kind == 0   ? r.gpu_pairs > 0
+                  : kind == 1 ? r.gpu_pairs == 0
+                              : r.gpu_pairs < r.pairs,
+                  "kind %d: %d of %d", kind, (int)r.gpu_pairs, (int)r.pairs);
+        numoe_model_destroy(model);
+        numoe_close(context);
+        fake_free(f);
+    }
+}
+
+/* A number of tokens that was set divides calls, and not what sides take; memory that is not pinned
+ * is the device's alone; and large calls leave the link to themselves. */
+Test(gpu_share, what_is_not_shared, .timeout = 60)
+{
+    for (int kind = 0; kind < 3; kind++) {
+        struct fake *f = fake_make(3);
+        struct numoe *context = context_make(f, 200000);
+        struct numoe_gpu_report before, after;
+        struct numoe_model *model;
+        struct numoe_result r;
+
+        if (kind == 0)
+            context->gpu_from_tokens = 5;
+        if (kind == 1)
+            f->pin_most = 0;
+        model = model_make(context);
+        /* the workers would have it all, but for what is held */
+        numoe_gpu_run_guess(model, 1e3, 1e12);
+        numoe_gpu_model_report(numoe_model_gpu(model), &before);
+        call_some(model, 3, kind ? TOKENS : 4, &r);
+        numoe_gpu_model_report(numoe_model_gpu(model), &after);
+        cr_expect_eq(r.gpu_pairs, kind == 1 ? r.pairs : 0);
+        cr_expect_eq(after.copied_experts > before.copied_experts, kind == 1);
+        if (kind == 0) {
+            call_some(model, 3, 5, &r);
+            cr_expect_eq(r.gpu_pairs, r.pairs);
+        }
+        numoe_model_destroy(model);
+        cr_expect_eq(f->wrong, 0, "%s", f->text);
+        numoe_close(context);
+        fake_free(f);
+    }
+}
+
 /* Decode with room for some experts: those asked for often come, though nobody waits for them. */
 Test(gpu_share, experts_asked_for_often_come_to_stay, .timeout = 60)
 {
