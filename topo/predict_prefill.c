@@ -20,8 +20,9 @@ enum { USUAL_PROMPTS = sizeof usual_prompts / sizeof usual_prompts[0] };
 
 /* Shorter ones are decode. */
 enum { SHORTEST_PROMPT = 512 };
-/* Tokens of a pass: of engines by default, and of this one at most (gpu/gpu_forward.c). */
-static const uint32_t short_pass = 4096, long_pass = 65536;
+/* Tokens of a pass: of engines by default, and of this one at most and at least where a device has
+ * little room (gpu/gpu_forward.c). */
+static const uint32_t short_pass = 4096, long_pass = 65536, least_pass = 256;
 /*
  * What copies and computing at once take, over the longer of the two, and what sharing takes over
  * the time in which both sides would end together: a little more than was measured on an H200
@@ -74,19 +75,39 @@ static bool pass(const struct box *box, enum numoe_lever lever, uint32_t tokens,
     return true;
 }
 
+/* Tokens a second of a prompt; 0: not possible. Where devices have no room for as long a pass as
+ * may be, passes are shorter. */
+static double prompt_with(const struct box *box, enum numoe_lever lever, uint32_t tokens,
+                          struct numoe_prediction_cell *cell)
+{
+    const bool engines = lever < NUMOE_LEVER_PASS;
+    uint32_t passes = (tokens - 1) / (engines ? short_pass : long_pass) + 1;
+    double best = 0;
+
+    for (;; passes *= 2) {
+        const uint32_t each = (tokens - 1) / passes + 1;
+        struct numoe_prediction_cell now;
+
+        if (pass(box, lever, each, &now) && tokens / (passes * now.pass_ms / 1e3) > best) {
+            best = tokens / (passes * now.pass_ms / 1e3);
+            *cell = now;
+        }
+        /* CPUs can alone what has no room */
+        if (engines || now.gpu_part > 0 || each < 2 * least_pass)
+            return best;
+    }
+}
+
 static void prompt(const struct box *box, uint32_t tokens, struct numoe_prediction_prefill *out)
 {
     double best = 0;
 
     *out = (struct numoe_prediction_prefill){.tokens = tokens};
     for (enum numoe_lever l = NUMOE_LEVER_NONE; l < NUMOE_LEVERS; l++) {
-        const uint32_t most = l < NUMOE_LEVER_PASS ? short_pass : long_pass;
-        const uint32_t passes = (tokens - 1) / most + 1;
-        struct numoe_prediction_cell cell;
-        double before = l ? out->tokens_per_s[l - 1] : 0, now = 0;
+        struct numoe_prediction_cell cell = {.tokens = 0};
+        const double before = l ? out->tokens_per_s[l - 1] : 0;
+        const double now = prompt_with(box, l, tokens, &cell);
 
-        if (pass(box, l, (tokens - 1) / passes + 1, &cell))
-            now = tokens / (passes * cell.pass_ms / 1e3);
         /* a lever that costs more than it brings is left alone */
         out->tokens_per_s[l] = now > before ? now : before;
         if (now > before || !l)
@@ -145,8 +166,11 @@ void predict_prefill_print(const struct numoe_prediction *prediction, FILE *out)
                 fprintf(out, " %9.1f", p->tokens_per_s[l]);
             else
                 fprintf(out, " %9s", "-");
-        fprintf(out, "  %s, %.2f x; then set by %s\n", levers[p->lever].column, gain(p, p->lever),
-                numoe_bound_name(p->bound));
+        if (p->lever)
+            fprintf(out, "  %s, %.2f x; then", levers[p->lever].column, gain(p, p->lever));
+        else
+            fputs("  nothing;", out);
+        fprintf(out, " set by %s\n", numoe_bound_name(p->bound));
     }
     fprintf(
         out,

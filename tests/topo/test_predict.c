@@ -435,6 +435,53 @@ Test(predict_prefill, levers_by_hand, .timeout = 30)
     numoe_machine_free(machine);
 }
 
+/* Devices without room for the whole prompt's rows take it in passes that they have room for. */
+Test(predict_prefill, small_devices_take_shorter_passes, .timeout = 60)
+{
+    static const uint32_t prompts[] = {2048, 65536};
+    struct numoe_machine *machine = machine_of(EPYC);
+    struct numoe_plan_request request = request_of(&v4_flash);
+    struct numoe_plan *plan = plan_of(machine, &request);
+    struct numoe_predict_options options = NUMOE_PREDICT_OPTIONS_INIT;
+    struct numoe_predict_gpu small = a10s[0];
+    const struct numoe_prediction_prefill *p;
+    struct numoe_prediction *prediction;
+    double two_layers = 2 * 256 * 13369344.;
+
+    /* 2048 tokens fit: x, outputs, h and what is to be added of the pass (predict_cell.c) */
+    small.memory_bytes = (uint64_t)(two_layers + 2048. * 4096 * 6 + 2048. * 6 * 5 * 4096);
+    options.gpus = &small;
+    options.gpu_count = 1;
+    options.tokens = prompts;
+    options.token_count = 2;
+    prediction = predict(machine, plan, &options);
+    cr_assert_eq(prediction->prefill_count, 2);
+    p = &prediction->prefill[0];
+    for (enum numoe_lever l = 0; l < NUMOE_LEVERS; l++)
+        cr_expect_gt(p->tokens_per_s[l], 300, "%s", numoe_lever_name(l));
+    p = &prediction->prefill[1];
+    cr_expect_eq(p->tokens_per_s[NUMOE_LEVER_HIT], 0, "4096 tokens a pass have no room");
+    for (enum numoe_lever l = NUMOE_LEVER_PASS; l < NUMOE_LEVER_CPU; l++)
+        assert_near(p->tokens_per_s[l], prediction->prefill[0].tokens_per_s[l], 1e-9,
+                    "2048 a pass");
+    /* the CPUs alone do 65536 at once; better is 2048 a pass with the GPU */
+    cr_expect_geq(p->tokens_per_s[NUMOE_LEVER_CPU],
+                  prediction->prefill[0].tokens_per_s[NUMOE_LEVER_CPU]);
+    numoe_prediction_free(prediction);
+    /* no room for a pass of any length: CPUs alone, and no lever */
+    small.memory_bytes = (uint64_t)two_layers;
+    prediction = predict(machine, plan, &options);
+    p = &prediction->prefill[1];
+    for (enum numoe_lever l = 0; l < NUMOE_LEVER_CPU; l++)
+        cr_expect_eq(p->tokens_per_s[l], 0, "%s", numoe_lever_name(l));
+    cr_expect_eq(p->lever, NUMOE_LEVER_NONE);
+    assert_near(p->tokens_per_s[NUMOE_LEVER_CPU],
+                cell_of(prediction, NUMOE_WAY_CPU, 65536)->tokens_per_s, 1e-9, "CPUs");
+    numoe_prediction_free(prediction);
+    numoe_plan_free(plan);
+    numoe_machine_free(machine);
+}
+
 Test(predict_gpu, several_links_exchange_outputs, .timeout = 30)
 {
     struct numoe_prediction_cell c =
