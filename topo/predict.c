@@ -508,8 +508,10 @@ int numoe_predict(const struct numoe_machine *machine, const struct numoe_plan *
         rc = numoe_error_set(error, -ENOMEM, plan->source, "out of memory");
     if (!rc && predict_prefill(&work.box, options.tokens, options.token_count, work.out))
         rc = numoe_error_set(error, -ENOMEM, plan->source, "out of memory");
-    if (!rc)
+    if (!rc) {
+        predict_passing(&work.box, &work.out->passing);
         predict_what_ifs(&work.box, work.out);
+    }
     box_bins_free(&work.bins);
     free(work.domain_read);
     free(work.first);

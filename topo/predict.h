@@ -149,6 +149,17 @@ struct numoe_prediction_prefill {
     enum numoe_bound bound;            /**< what sets the last of tokens_per_s */
 };
 
+/** Experts whole on each of several GPUs, for engines that divide their tokens among these: what
+ *  passing on between GPUs gains. All 0: less than two GPUs, or all experts stay on each. */
+struct numoe_prediction_passing {
+    double alone_ms;  /**< a layer over the slowest link */
+    double passed_ms; /**< a part of it over each link, the rest from other GPUs */
+    double least_gbs; /**< between GPUs, to each of them, from which on passing on gains */
+    double most_gbs;  /**< from which on it takes passed_ms */
+    double tokens;    /**< a pass, from which on dividing them moves fewer bytes between GPUs than
+                           dividing the experts' parts */
+};
+
 struct numoe_prediction {
     struct numoe_prediction_cell *cells; /**< way by way, sizes ascending as given */
     uint32_t cell_count;
@@ -167,6 +178,7 @@ struct numoe_prediction {
     bool before_known;
     char **notes;
     uint32_t note_count;
+    struct numoe_prediction_passing passing;
 };
 
 /**

@@ -150,6 +150,11 @@ int predict_prefill(const struct box *box, const uint32_t *tokens, uint32_t coun
 void predict_prefill_print(const struct numoe_prediction *prediction, FILE *out);
 struct json_t *predict_prefill_json(const struct numoe_prediction *prediction);
 
+/* Whole experts on each GPU; all 0 with less than two, or where all experts stay. */
+void predict_passing(const struct box *box, struct numoe_prediction_passing *passing);
+void predict_passing_print(const struct numoe_prediction *prediction, FILE *out);
+struct json_t *predict_passing_json(const struct numoe_prediction *prediction);
+
 /* What changes would give. */
 void predict_what_ifs(const struct box *box, struct numoe_prediction *prediction);
 

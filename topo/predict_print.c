@@ -81,6 +81,7 @@ void numoe_prediction_print(const struct numoe_prediction *prediction, FILE *out
                     "-", "-", cell->why);
     }
     predict_prefill_print(prediction, out);
+    predict_passing_print(prediction, out);
     predict_memory_print(prediction, out);
     fputs("\nfrom:\n", out);
     for (uint32_t i = 0; i < prediction->figure_count; i++) {
@@ -186,6 +187,7 @@ int numoe_prediction_print_json(const struct numoe_plan *plan,
                                               : json_null());
     topo_json_set(&object, "cells", cells);
     topo_json_set(&object, "prefill", predict_prefill_json(prediction));
+    topo_json_set(&object, "passing", predict_passing_json(prediction));
     topo_json_set(&object, "nodes", predict_memory_json(prediction));
     topo_json_set(&object, "nodes_tokens", json_integer(prediction->memory_tokens));
     topo_json_set(&object, "figures", figures);

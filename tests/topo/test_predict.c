@@ -302,6 +302,17 @@ Test(predict_cpu, what_the_machine_knows_comes_before_assumptions, .timeout = 30
     numoe_machine_free(machine);
 }
 
+static char *read_back(FILE *file)
+{
+    long size = ftell(file);
+    char *text = calloc(1, (size_t)size + 1);
+
+    rewind(file);
+    cr_assert_eq(fread(text, 1, (size_t)size, file), (size_t)size);
+    fclose(file);
+    return text;
+}
+
 /* ---- GPU bounds by hand ---------------------------------------------------------------------- */
 
 static const struct numoe_predict_gpu a10s[] = {
@@ -477,6 +488,84 @@ Test(predict_prefill, small_devices_take_shorter_passes, .timeout = 60)
     cr_expect_eq(p->lever, NUMOE_LEVER_NONE);
     assert_near(p->tokens_per_s[NUMOE_LEVER_CPU],
                 cell_of(prediction, NUMOE_WAY_CPU, 65536)->tokens_per_s, 1e-9, "CPUs");
+    numoe_prediction_free(prediction);
+    numoe_plan_free(plan);
+    numoe_machine_free(machine);
+}
+
+/* Bytes that copies of a layer take when each GPU pulls by its link and gets the rest from others
+ * at p, all at once: until the last is there. */
+static double passed_ms(const double *links, int count, double layer, double p)
+{
+    double all = 0, last = 0;
+
+    for (int i = 0; i < count; i++)
+        all += links[i];
+    for (int i = 0; i < count; i++)
+        last = fmax(last, fmax(layer / all, layer * (all - links[i]) / all / p));
+    return last * 1e3;
+}
+
+/* What is said of passing on, against what copies take when they are reckoned one by one. */
+Test(predict_gpu, whole_experts_passed_on, .timeout = 60)
+{
+    static const double links[][3] = {{25, 25}, {25, 25, 25}, {10, 25, 20}};
+    struct numoe_machine *machine = machine_of(EPYC);
+    struct numoe_plan_request request = request_of(&v4_flash);
+    struct numoe_plan *plan = plan_of(machine, &request);
+    struct numoe_predict_options options = NUMOE_PREDICT_OPTIONS_INIT;
+    struct numoe_predict_gpu gpus[3];
+    const double layer = 256 * 13369344. / 1e9;
+    struct numoe_prediction *prediction;
+    FILE *file;
+    char *text;
+
+    for (int i = 0; i < 3; i++) {
+        const int count = i ? 3 : 2;
+        const struct numoe_prediction_passing *p;
+        double slowest = 25;
+
+        for (int g = 0; g < count; g++) {
+            gpus[g] = a10s[0];
+            gpus[g].link_gbs = links[i][g];
+            slowest = fmin(slowest, links[i][g]);
+        }
+        options.gpus = gpus;
+        options.gpu_count = (uint32_t)count;
+        prediction = predict(machine, plan, &options);
+        p = &prediction->passing;
+        assert_near(p->alone_ms, layer / slowest * 1e3, 1e-9, "alone");
+        assert_near(p->passed_ms, passed_ms(links[i], count, layer, 1e9), 1e-9, "passed on");
+        assert_near(passed_ms(links[i], count, layer, p->most_gbs), p->passed_ms, 1e-9, "most");
+        cr_expect_gt(passed_ms(links[i], count, layer, 0.99 * p->most_gbs), p->passed_ms);
+        assert_near(passed_ms(links[i], count, layer, p->least_gbs), p->alone_ms, 1e-9, "least");
+        assert_near(p->tokens, 256 * 2048 * 17 / 64., 1e-9, "tokens"); /* docs/architecture.md */
+        numoe_prediction_free(prediction);
+    }
+    for (int alone = 0; alone < 2; alone++) { /* one GPU; two that keep everything */
+        options.gpus = alone ? a10s : gpus;
+        options.gpu_count = alone ? 1 : 2;
+        gpus[0].memory_bytes = gpus[1].memory_bytes = (uint64_t)200 << 30;
+        prediction = predict(machine, plan, &options);
+        cr_expect(prediction->passing.alone_ms == 0 && prediction->passing.tokens == 0);
+        file = tmpfile();
+        numoe_prediction_print(prediction, file);
+        text = read_back(file);
+        cr_expect_null(strstr(text, "whole experts on each GPU"));
+        free(text);
+        numoe_prediction_free(prediction);
+    }
+    options.gpus = a10s;
+    options.gpu_count = 2;
+    prediction = predict(machine, plan, &options);
+    file = tmpfile();
+    numoe_prediction_print(prediction, file);
+    text = read_back(file);
+    cr_expect_not_null(strstr(text, "a layer takes 136.9 ms over each link"), "%s", text);
+    cr_expect_not_null(strstr(text, "down to 68.45 ms: where copies between them carry 25 GB/s"));
+    cr_expect_not_null(strstr(text, "down to 12.5 GB/s"));
+    cr_expect_not_null(strstr(text, "up to 139264 tokens a pass"));
+    free(text);
     numoe_prediction_free(prediction);
     numoe_plan_free(plan);
     numoe_machine_free(machine);
@@ -1004,17 +1093,6 @@ Test(predict_reserve, cores_are_left_alone_with_all_threads, .timeout = 60)
 
 /* ---- what is printed ------------------------------------------------------------------------- */
 
-static char *read_back(FILE *file)
-{
-    long size = ftell(file);
-    char *text = calloc(1, (size_t)size + 1);
-
-    rewind(file);
-    cr_assert_eq(fread(text, 1, (size_t)size, file), (size_t)size);
-    fclose(file);
-    return text;
-}
-
 Test(predict_print, json_has_every_documented_field, .timeout = 60)
 {
     static const char *const of_cell[] = {"way",      "tokens",   "possible",     "experts_hit",
@@ -1028,6 +1106,8 @@ Test(predict_print, json_has_every_documented_field, .timeout = 60)
     static const char *const of_gpu[] = {"name",         "node",   "link_gbs",
                                          "memory_bytes", "tflops", "memory_gbs"};
     static const char *const of_prefill[] = {"tokens", "tokens_per_s", "lever", "gain", "bound"};
+    static const char *const of_passing[] = {"alone_ms", "passed_ms", "least_gbs", "most_gbs",
+                                             "tokens"};
     static const char *const of_what_if[] = {"what",   "way",   "tokens", "tokens_after",
                                              "before", "after", "gain"};
     static const struct {
@@ -1055,6 +1135,11 @@ Test(predict_print, json_has_every_documented_field, .timeout = 60)
     cr_assert_eq(json_array_size(json_object_get(root, "nodes")), 32);
     predicted = json_object_get(root, "predicted");
     cr_assert(json_is_array(json_object_get(predicted, "notes")));
+    cr_assert_eq(json_object_size(json_object_get(predicted, "passing")), 5);
+    for (size_t f = 0; f < 5; f++)
+        cr_assert(
+            json_is_real(json_object_get(json_object_get(predicted, "passing"), of_passing[f])),
+            "%s", of_passing[f]);
     for (size_t a = 0; a < sizeof arrays / sizeof arrays[0]; a++) {
         json_t *array = json_object_get(predicted, arrays[a].array), *one;
         size_t i;
