@@ -3,14 +3,14 @@
  * over each link alone, what it takes when the GPUs pass on what each has pulled, and what copies
  * between them have to carry for that (docs/architecture.md, Whole experts on several GPUs).
  *
- * With links of h_i bytes a second, H in all, a layer of W bytes takes the slowest link W / h. Passed
- * on, each link carries its part of W in W / H, and GPU i gets the other W (H - h_i) / H from the
- * others meanwhile: at p bytes a second that is no longer if p >= H - h_i, and still pays if
- * p > h (H - h_i) / H.
+ * With links of h_i bytes a second, H in all, a layer of W bytes takes the slowest link W / h.
+ * Passed on, each link carries its part of W in W / H, and GPU i gets the other W (H - h_i) / H
+ * from the others meanwhile: at p bytes a second that is no longer if p >= H - h_i, and still pays
+ * if p > h (H - h_i) / H.
  *
- * Parts and tokens. GPUs that divide the experts' parts exchange x in bf16 and sums in fp32, 6 bytes
- * of each token and column; those that divide tokens exchange weights, W. Each exchanges the same
- * fraction of these, so W / 6 columns tokens a pass are even.
+ * Parts and tokens. GPUs that divide the experts' parts exchange x in bf16 and sums in fp32, 6
+ * bytes of each token and column; those that divide tokens exchange weights, W. Each exchanges the
+ * same fraction of these, so W / 6 columns tokens a pass are even.
  *
  * SPDX-License-Identifier: Apache-2.0
  */
@@ -49,12 +49,13 @@ void predict_passing_print(const struct numoe_prediction *prediction, FILE *out)
 
     if (!(p->alone_ms > 0))
         return;
-    fprintf(out,
-            "\nwhole experts on each GPU, for engines that divide tokens: a layer takes %.4g ms over "
-            "each link,\n  passed on between the GPUs down to %.4g ms: where copies between them "
-            "carry %.4g GB/s, and less gain\n  down to %.4g GB/s. Parts, as above, move fewer bytes "
-            "between GPUs up to %.0f tokens a pass\n",
-            p->alone_ms, p->passed_ms, p->most_gbs, p->least_gbs, p->tokens);
+    fprintf(
+        out,
+        "\nwhole experts on each GPU, for engines that divide tokens: a layer takes %.4g ms over "
+        "each link,\n  passed on between the GPUs down to %.4g ms: where copies between them "
+        "carry %.4g GB/s, and less gain\n  down to %.4g GB/s. Parts, as above, move fewer bytes "
+        "between GPUs up to %.0f tokens a pass\n",
+        p->alone_ms, p->passed_ms, p->most_gbs, p->least_gbs, p->tokens);
 }
 
 json_t *predict_passing_json(const struct numoe_prediction *prediction)

@@ -112,6 +112,7 @@ int ncclGroupStart(void)
     if (fails())
         return INTERNAL_ERROR;
     in_group = true;
+    fake_nccl.groups++;
     group_count = 0;
     return 0;
 }
@@ -157,6 +158,7 @@ int ncclGroupEnd(void)
     const bool fail = fails();
 
     in_group = false;
+    fake_nccl.groups--;
     for (uint32_t g = 0; g < group_count; g++)
         for (uint32_t r = 0; r < group[g]->clique->count; r++)
             if (group[g]->there[r] && (!fail || (fake_nccl.torn && r == 0)))

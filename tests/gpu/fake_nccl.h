@@ -17,7 +17,7 @@ struct fake_nccl {
     uint64_t calls, fail_at; /* the call that fails; of those that can */
     bool torn;               /* a group that fails is queued on its first device alone */
     int async_error;         /* NCCL's own threads' */
-    uint32_t made, destroyed, aborted, sums;
+    uint32_t made, destroyed, aborted, sums, groups; /* groups: that are open */
 };
 
 #endif

@@ -218,13 +218,88 @@ Test(gpu_sum, peers_that_are_refused_or_lose_bytes_leave_it_to_the_host)
 
 static struct gpu_ops changed;
 static double link_ms[2]; /* of the trial of links: from the host, between devices */
+static const struct set *trial;
+static double slower[MOST]; /* a device's links are by so much */
+static uint64_t recorded[MOST];
+
+static uint32_t of_trial(const void *device)
+{
+    for (uint32_t i = 0; trial && i < trial->count; i++)
+        if (device == trial->fake[i])
+            return i;
+    return MOST;
+}
 
 static int timed(void *device, void *begin, void *end, double *ms)
 {
     const int e = fake_elapsed(device, begin, end, ms);
 
     *ms = link_ms[((struct fake *)device)->peer_copies > 8];
+    if (of_trial(device) < MOST)
+        *ms *= slower[of_trial(device)];
+    for (uint32_t i = 0; trial && i < trial->count; i++)
+        cr_expect_eq(recorded[i], recorded[0], "not all copy while it is measured");
     return e;
+}
+
+static int record_counted(void *device, void *event, void *stream)
+{
+    if (of_trial(device) < MOST)
+        recorded[of_trial(device)]++;
+    return fake_event_record(device, event, stream);
+}
+
+static int between_devices(void *device, void *stream, void *to, void *peer, const void *from,
+                           uint64_t bytes)
+{
+    cr_expect_neq(device, peer, "a device copies from itself");
+    return fake_copy_peer(device, stream, to, peer, from, bytes);
+}
+
+/* The slowest copies between devices are compared with the fastest link, as whoever is slowest is
+ * waited for. */
+Test(gpu_sum, auto_goes_by_the_slowest_of_several)
+{
+    static const struct {
+        double host[3], peer_ms;
+        enum numoe_gpu_sum sum;
+    } cases[] = {{{1, 1, 1}, 7, NUMOE_GPU_SUM_PEER},
+                 {{1, 2, 1}, 7, NUMOE_GPU_SUM_HOST}, /* 14 ms of the second, 10 of the first */
+                 {{1, 1, 2}, 7, NUMOE_GPU_SUM_HOST},
+                 {{2, 1, 1}, 7, NUMOE_GPU_SUM_HOST},
+                 {{2, 2, 2}, 7, NUMOE_GPU_SUM_PEER}};
+    struct model *m = model_make(LAYERS, false);
+
+    changed = fake_ops;
+    changed.elapsed = timed;
+    changed.copy_peer = between_devices;
+    changed.event_record = record_counted;
+    link_ms[0] = 10;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const double gbs = 4 * (32 << 20) / 1e6;
+        struct numoe_gpu_model *model;
+        double slowest = 1;
+        struct set set;
+
+        link_ms[1] = cases[i].peer_ms;
+        set_make(&set, 3, UNKNOWN, i);
+        for (int k = 0; k < 3; k++) {
+            set.fake[k]->memory = 256 << 20;
+            set.gpu[k]->ops = &changed;
+            slower[k] = cases[i].host[k];
+            slowest = slower[k] > slowest ? slower[k] : slowest;
+        }
+        trial = &set;
+        memset(recorded, 0, sizeof recorded);
+        set_open(&set, m, 3, NUMOE_GPU_SUM_AUTO, &model);
+        trial = NULL;
+        cr_expect_eq(report_of(model).sum, cases[i].sum, "case %zu: %s", i,
+                     report_of(model).sum_note);
+        cr_expect_float_eq(report_of(model).peer_gbs, gbs / cases[i].peer_ms / slowest, 1e-9,
+                           "case %zu", i);
+        set_end(&set, model);
+    }
+    model_free(m);
 }
 
 Test(gpu_sum, auto_goes_by_the_links)
@@ -348,6 +423,24 @@ static int no_sum(void *device, void *stream, float *to, const float *const *fro
                            : fake_refuse(device, 1);
 }
 
+/* When it is said that another way is taken, nothing of the one before is queued any more: the
+ * other writes to the same staging. */
+static void log_idle(void *user, enum numoe_log_level level, const char *message)
+{
+    struct numoe_gpu_model *model = *(struct numoe_gpu_model **)user;
+
+    if (level != NUMOE_LOG_WARNING || !strstr(message, "from now on") || !model)
+        return;
+    for (uint32_t i = 0; i < numoe_gpu_model_parts(model); i++) {
+        const struct numoe_gpu_model *part = numoe_gpu_model_part(model, i);
+        const struct fake_stream *streams[] = {part->stream.compute, part->results};
+
+        for (int k = 0; k < 2; k++)
+            cr_expect_eq(streams[k]->head, streams[k]->tail, "device %u: its %s", i,
+                         k ? "results" : "computations");
+    }
+}
+
 /* In inputs, in the first round, in a later one: the call goes on, to right results. */
 Test(gpu_sum, what_fails_in_a_call_is_left_off_and_the_call_goes_on)
 {
@@ -356,11 +449,12 @@ Test(gpu_sum, what_fails_in_a_call_is_left_off_and_the_call_goes_on)
 
     for (int sums = 0; sums < 2; sums++)
         for (uint64_t at = 0; at < 24; at++) {
-            struct numoe_gpu_model *model;
+            struct numoe_gpu_model *model = NULL;
             struct numoe_gpu_report report;
             struct set set;
 
             set_make(&set, 3, UNKNOWN, at);
+            set.gpu[0]->log = (struct numoe_log){log_idle, &model};
             set_open(&set, m, 3, NUMOE_GPU_SUM_PEER, &model);
             set_narrow(model, 1);
             changed = fake_ops;
@@ -376,6 +470,7 @@ Test(gpu_sum, what_fails_in_a_call_is_left_off_and_the_call_goes_on)
             cr_expect_not_null(strstr(report.sum_note, sums ? "summing" : "copying from GPU"), "%s",
                                report.sum_note);
             cr_expect_lt(report.summed_tokens, report.tokens);
+            cr_expect_eq(report.peer_bytes == 0, !sums && at == 0, "what was refused is not told");
             begun[sums] += report.summed_tokens != 0;
             set_end(&set, model);
         }
@@ -531,6 +626,7 @@ Test(gpu_sum, nccl_fails_at_every_step, .timeout = 120)
                 }
                 set_end(&set, model);
                 cr_expect_eq(nccl->aborted + nccl->destroyed, nccl->made);
+                cr_expect_eq(nccl->groups, 0, "a group was left open, for the engine's own calls");
                 cr_expect_leq(nccl->made, 3);
                 if (at >= reached)
                     break;
@@ -589,7 +685,9 @@ Test(gpu_sum, errors_of_nccls_own_threads_are_noticed)
     set_make(&set, 2, UNKNOWN, 1);
     nccl_open(&set);
     set_open(&set, m, 2, NUMOE_GPU_SUM_NCCL, &model);
+    nccl->async_error = 7; /* in progress: no error */
     call_all(m, model, 2);
+    cr_expect_eq(report_of(model).sum, NUMOE_GPU_SUM_NCCL);
     nccl->async_error = 3;
     set.fake[0]->speed = set.fake[1]->speed = 0; /* so that there is time to notice */
     call_all(m, model, 3);
@@ -610,7 +708,7 @@ Test(gpu_sum, a_device_lost_amid_nccl_ends_the_call, .timeout = 240)
             struct numoe_gpu_model_options options = options_of(m, 2);
             struct numoe_error error = NUMOE_ERROR_INIT;
             struct numoe_gpu_model *model = NULL;
-            bool lost;
+            bool lost, used;
             struct set set;
             int rc;
 
@@ -635,8 +733,11 @@ Test(gpu_sum, a_device_lost_amid_nccl_ends_the_call, .timeout = 240)
                 cr_expect_eq(again == 0, done == b.call.tokens);
             }
             lost = set.fake[victim]->sticky;
+            used = model && model->several->sum.nccl.count;
             set_end(&set, model);
             cr_expect_eq(nccl->aborted + nccl->destroyed, nccl->made);
+            /* leaving it in order waits for the lost one */
+            cr_expect(!lost || !used || nccl->destroyed == 0);
             if (!lost)
                 break;
         }

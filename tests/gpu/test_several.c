@@ -44,15 +44,16 @@ Test(gpu_divide, experts_where_regions_would_be_uneven_or_nothing_is_known)
 {
     const uint32_t even[] = {1, 1}, uneven[] = {8, 4};
     const uint64_t bytes[] = {100, 100}, one_sided[] = {150, 50}, empty[] = {200, 0};
+    const uint64_t nearly[] = {112, 88}, hardly[] = {113, 87}; /* an eighth more than due: 112.5 */
     const uint32_t near[] = {10, 21, 21, 10}, same[] = {10, 21, 10, 21}, unknown[] = {10, 21, 0, 0};
     const struct {
         const uint32_t *weight, *distance;
         const uint64_t *bytes;
         uint32_t groups;
     } cases[] = {
-        {even, near, bytes, 2},   {uneven, near, bytes, 1}, {even, near, one_sided, 1},
-        {even, near, empty, 1},   {even, same, bytes, 1},   {even, unknown, bytes, 1},
-        {uneven, same, bytes, 1},
+        {even, near, bytes, 2},  {uneven, near, bytes, 1}, {even, near, one_sided, 1},
+        {even, near, empty, 1},  {even, same, bytes, 1},   {even, unknown, bytes, 1},
+        {even, near, nearly, 2}, {even, near, hardly, 1},  {uneven, same, bytes, 1},
     };
     struct gpu_division v;
     uint32_t group[2];
@@ -62,6 +63,20 @@ Test(gpu_divide, experts_where_regions_would_be_uneven_or_nothing_is_known)
         cr_expect_eq(v.groups, cases[i].groups, "case %zu: %u groups", i, v.groups);
     }
     cr_expect(v.weight[0] == 12 && v.end[0] == 8 && v.begin[1] == 8 && v.end[1] == 12);
+}
+
+/* Where there is nothing it does not matter who is near. */
+Test(gpu_divide, regions_without_bytes_join_nobody)
+{
+    const uint32_t weight[] = {1, 1};
+    const uint64_t bytes[] = {100, 0, 100, 0};
+    const uint32_t distance[] = {10, 15, 21, 0, 21, 15, 10, 10};
+    struct gpu_division v;
+    uint32_t group[4];
+
+    divide(2, weight, 4, bytes, distance, &v, group);
+    cr_expect_eq(v.groups, 2);
+    cr_expect(group[0] == 0 && group[2] == 1);
 }
 
 Test(gpu_divide, every_expert_has_one_device_and_devices_their_due)
@@ -86,10 +101,9 @@ Test(gpu_divide, every_expert_has_one_device_and_devices_their_due)
                         }
                     cr_assert_eq(owners, 1, "layer %d, expert %d", (int)layer, (int)e);
                 }
-            /* over so many layers to within one a layer at either end */
+            /* over so many layers exactly: the remainder moves */
             for (uint32_t i = 0; i < devices; i++)
-                cr_expect_leq(fabs((double)had[i] - (double)(experts * weight[i])), total,
-                              "%u of %u: %d", i, devices, (int)had[i]);
+                cr_expect_eq(had[i], experts * weight[i], "%u of %u: %d", i, devices, (int)had[i]);
         }
 }
 
@@ -197,6 +211,154 @@ Test(gpu_several, shares_follow_the_links)
         numoe_gpu_model_destroy(model);
     }
     set_free(&set);
+    model_free(m);
+}
+
+static const void *timed_of[2];
+static double link_ms[2]; /* of each one's measured copies */
+
+static int timed(void *device, void *begin, void *end, double *ms)
+{
+    const int e = fake_elapsed(device, begin, end, ms);
+
+    *ms = link_ms[device == timed_of[1]];
+    return e;
+}
+
+/* In eighths of the fastest, so what differs by a little divides alike. */
+Test(gpu_several, weights_are_eighths_of_the_fastest_link)
+{
+    static const struct {
+        double ms[2];
+        uint32_t weight[2];
+    } cases[] = {{{10, 10}, {8, 8}}, {{10, 20}, {8, 4}}, {{10.5, 10}, {8, 8}}, {{20, 5}, {2, 8}}};
+    struct model *m = model_make(LAYERS, false);
+    const struct numoe_gpu_source source = source_of(m);
+    const struct numoe_gpu_model_options options = {.keep_free_bytes = 1 << 20};
+    struct numoe_error error = NUMOE_ERROR_INIT;
+
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct gpu_ops ops = fake_ops;
+        const struct gpu_division *v;
+        struct numoe_gpu_model *model;
+        struct set set;
+
+        ops.elapsed = timed;
+        set_make(&set, 2, UNKNOWN, i);
+        for (int k = 0; k < 2; k++) {
+            set.fake[k]->memory = 256 << 20;
+            set.gpu[k]->ops = &ops;
+            timed_of[k] = set.fake[k];
+            link_ms[k] = cases[i].ms[k];
+        }
+        cr_assert_eq(numoe_gpu_model_create_over(set.gpu, 2, &source, &options, &model, &error), 0,
+                     "%s", error.message);
+        v = &model->several->division;
+        for (int k = 0; k < 2; k++)
+            cr_expect_eq(v->end[k] - v->begin[k], cases[i].weight[k], "case %zu, device %d: %u", i,
+                         k, v->end[k] - v->begin[k]);
+        numoe_gpu_model_destroy(model);
+        set_free(&set);
+    }
+    model_free(m);
+}
+
+static uint64_t place_but_one(void *user, uint64_t layer, uint64_t expert, uint32_t index,
+                              const uint8_t **address)
+{
+    return expert == 1 ? 0 : place(user, layer, expert, index, address);
+}
+
+static bool present_but_one(void *user, uint64_t layer, uint64_t expert)
+{
+    return expert != 1 && present(user, layer, expert);
+}
+
+/* What one device lacks is not held, nor what none has; and the whole is the sum of its parts. */
+Test(gpu_several, what_is_held_and_told_is_of_all_parts)
+{
+    struct model *m = model_make(LAYERS, false);
+    struct numoe_gpu_source source = source_near(m);
+
+    source.place = place_but_one;
+    source.present = present_but_one;
+    for (int layout = UNKNOWN; layout <= NEAR; layout++)
+        for (int pinned = 0; pinned < 2; pinned++) {
+            const struct numoe_gpu_model_options options = {.shares = shares,
+                                                            .piece_bytes = pinned ? 0 : 1,
+                                                            .no_pinning = !pinned,
+                                                            .ring_bytes = 32768,
+                                                            .keep_free_bytes = 1 << 20};
+            struct numoe_gpu_report all, sum = {0}, part;
+            struct numoe_gpu_model *model;
+            struct set set;
+
+            set_make(&set, 2, (enum layout)layout, 4);
+            set.fake[1]->memory = 2 << 20; /* the second has little room */
+            cr_assert_eq(numoe_gpu_model_create_over(set.gpu, 2, &source, &options, &model, NULL),
+                         0);
+            for (uint64_t i = 0; i < 3 * LAYERS; i++) {
+                uint8_t held[EXPERTS];
+                struct batch b;
+                uint64_t done;
+
+                batch_make(&b);
+                for (int t = 0; t < TOKENS_MOST; t++)
+                    for (int j = 0; j < TOP_K; j++)
+                        b.ids[t][j] = b.ids[t][j] == 1 ? -1 : b.ids[t][j];
+                cr_assert_eq(numoe_gpu_forward(model, i % LAYERS, &b.call, &done, NULL), 0);
+                cr_expect(batch_right(m, i % LAYERS, &b, done));
+                numoe_gpu_held(model, i % LAYERS, held);
+                for (uint32_t e = 0; e < EXPERTS; e++) {
+                    bool everywhere = e != 1;
+
+                    for (uint32_t k = 0; k < 2; k++)
+                        if (model->several->parts[k].has[i % LAYERS * EXPERTS + e])
+                            everywhere = everywhere &&
+                                         gpu_stream_has(&numoe_gpu_model_part(model, k)->stream,
+                                                        i % LAYERS, e);
+                    cr_expect_eq(held[e], everywhere, "expert %u", e);
+                }
+            }
+            numoe_gpu_model_report(model, &all);
+            sum.resident = true;
+            for (uint32_t k = 0; k < 2; k++) {
+                numoe_gpu_model_report(numoe_gpu_model_part(model, k), &part);
+                sum.resident = sum.resident && part.resident;
+                sum.device_bytes += part.device_bytes;
+                sum.window_bytes += part.window_bytes;
+                sum.ring_bytes += part.ring_bytes;
+                sum.ring_checked += part.ring_checked;
+                sum.ring_placed += part.ring_placed;
+                sum.cells += part.cells;
+                sum.experts += part.experts;
+                sum.copied_bytes += part.copied_bytes;
+                sum.copied_experts += part.copied_experts;
+                sum.found += part.found;
+                sum.pieces += part.pieces;
+                sum.batches += part.batches;
+                cr_expect(part.cells && part.found && part.pieces && part.copied_experts &&
+                              (pinned ? part.batches : part.ring_bytes),
+                          "device %u: %d cells, %d found, %d pieces, %d experts, %d batches", k,
+                          (int)part.cells, (int)part.found, (int)part.pieces,
+                          (int)part.copied_experts, (int)part.batches);
+            }
+            cr_expect_eq(all.resident, sum.resident);
+            cr_expect_eq(all.device_bytes, sum.device_bytes);
+            cr_expect_eq(all.window_bytes, sum.window_bytes);
+            cr_expect_eq(all.ring_bytes, sum.ring_bytes);
+            cr_expect_eq(all.ring_checked, sum.ring_checked);
+            cr_expect_eq(all.ring_placed, sum.ring_placed);
+            cr_expect_eq(all.cells, sum.cells);
+            cr_expect_eq(all.experts, sum.experts);
+            cr_expect_eq(all.copied_bytes, sum.copied_bytes);
+            cr_expect_eq(all.copied_experts, sum.copied_experts);
+            cr_expect_eq(all.found, sum.found);
+            cr_expect_eq(all.pieces, sum.pieces);
+            cr_expect_eq(all.batches, sum.batches);
+            numoe_gpu_model_destroy(model);
+            set_free(&set);
+        }
     model_free(m);
 }
 
