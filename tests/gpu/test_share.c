@@ -482,14 +482,12 @@ Test(gpu_share, what_a_call_took_moves_the_next, .timeout = 60)
 
         context->gpu->ops = &ops;
         device_ms = kind ? 1e4 : 1e-2;
-        numoe_gpu_run_guess(model, kind == 2 ? 1e15 : 200e6, kind == 2 ? 1e9 : 200e6);
+        numoe_gpu_run_guess(model, kind == 2 ? 1e15 : 200e6, kind == 2 ? 1e12 : 200e6);
         call_some(model, 1, TOKENS, &r);
         cr_assert(kind == 2 ? r.gpu_pairs == r.pairs : r.gpu_pairs && r.gpu_pairs < r.pairs);
-        call_some(model, 12, TOKENS, &r);
-        cr_expect(kind == 0   ? r.gpu_pairs > 0
-                  : kind == 1 ? r.gpu_pairs == 0
-                              : r.gpu_pairs < r.pairs,
-                  "kind %d: %d of %d", kind, (int)r.gpu_pairs, (int)r.pairs);
+        call_some(model, 1, TOKENS, &r); /* whatever the host's clock says of the workers */
+        cr_expect_eq(r.gpu_pairs > 0, kind == 0, "kind %d: %d of %d", kind, (int)r.gpu_pairs,
+                     (int)r.pairs);
         numoe_model_destroy(model);
         numoe_close(context);
         fake_free(f);
