@@ -786,8 +786,19 @@ Test(gpu_pipeline, pinning_is_tried_on_the_devices_node)
     numoe_machine_free(machine);
 }
 
+static uint64_t pins_refused;
+
+static int count_refusals(void *device, void *address, uint64_t bytes)
+{
+    const int e = fake_pin(device, address, bytes);
+
+    pins_refused += e != 0;
+    return e;
+}
+
 Test(gpu_pipeline, a_refused_pin_is_reported_and_cleared)
 {
+    struct gpu_ops ops = fake_ops;
     struct model *m = model_make(LAYERS, false);
     struct fake *f = fake_make(2);
     struct numoe_gpu *gpu = wrap(f);
@@ -797,10 +808,14 @@ Test(gpu_pipeline, a_refused_pin_is_reported_and_cleared)
     struct numoe_gpu_report report;
     struct numoe_gpu_model *model;
 
+    ops.pin = count_refusals;
+    gpu->ops = &ops;
+    pins_refused = 0;
     f->pin_most = 30000;
     cr_assert_eq(numoe_gpu_model_create(gpu, &source, &options, &model, NULL), 0);
     numoe_gpu_model_report(model, &report);
     cr_expect_eq(report.pinned_bytes, 24576);
+    cr_expect_eq(pins_refused, 2, "once in the first arena, and of the ring");
     cr_expect_gt(report.arena_bytes, report.pinned_bytes);
     cr_expect_gt(report.ring_bytes, 0);
     cr_expect(strstr(report.pin_refusal, "out of memory"), "%s", report.pin_refusal);
