@@ -168,11 +168,12 @@ int certify_command(struct certify *c, const char *verdict, const struct cli_val
     cli_progress_end();
     if (values->report && write_report(c, verdict, values->report))
         code = CLI_FAILURE;
+    if (!code && certify_failures(c))
+        code = CLI_CHECK_FAILED;
     if (values->json)
-        cli_print_json(json_of(c, verdict));
-    else
-        print(c, verdict, stdout, false);
-    return code ? code : cli_flush(certify_failures(c) ? CLI_CHECK_FAILED : CLI_OK);
+        return cli_print_json(json_of(c, verdict)) && !code ? CLI_FAILURE : code;
+    print(c, verdict, stdout, false);
+    return cli_flush(code);
 }
 
 static int run(const struct cli_values *values)
@@ -210,8 +211,9 @@ const struct cli_verb cli_certify = {
         "Compute random experts by every form of the kernels, with every activation, for 1 to\n"
         "8192 tokens, launched and as a replayed graph, and compare with float64 and bit by bit\n"
         "with each other; then every code with every scale byte in every matrix; then experts\n"
-        "streamed piece by piece, beside the same step by step; then repacking to Marlin's\n"
-        "layout, bit by bit; then measure the device's memory, its link and its tensor cores,\n"
+        "streamed piece by piece, beside the same step by step, and passed on between the device\n"
+        "and itself taken as two; then repacking to Marlin's layout, bit by bit; then measure the "
+        "device's memory, its link and its tensor cores,\n"
         "and how many tokens a second of DeepSeek-V4-Flash's experts it computes while they are\n"
         "copied, by length of the prompt.\n"
         "With --resume FILE each check is written to FILE when it is done, and what FILE has is\n"

@@ -51,6 +51,7 @@ struct certify {
     struct certify_check *checks;
     uint32_t count;
     double link_gbs;
+    long kept; /* bytes of the file that was read, of whole lines; 0: there was none */
 };
 
 /* All checks of a device, none of them done; in the order in which they are done. 0 or -ENOMEM */
@@ -58,7 +59,7 @@ int certify_init(struct certify *certify, struct numoe_gpu *gpu);
 void certify_fini(struct certify *certify);
 
 /* Read what a file says was done before, if there is one. -EINVAL: of another device or build, or
- * damaged before its last line, which may be cut off. */
+ * damaged before its last line, which may be cut off; -errno */
 int certify_resume(struct certify *certify, const char *path, struct numoe_error *error);
 
 /* Do what is open, and after each check append it to the file unless path is NULL. done is told how

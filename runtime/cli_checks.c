@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "bench.h"
 #include "cli_certify.h"
@@ -191,21 +192,28 @@ int certify_resume(struct certify *c, const char *path, struct numoe_error *erro
             rc = numoe_error_set(error, -EINVAL, path, "line %u is damaged", number_of_line);
         }
         json_decref(line);
+        if (!rc && whole)
+            c->kept = ftell(file);
     }
     free(text);
     fclose(file);
     return rc;
 }
 
-/* The file to append to, with the device as its first line; without a last line that was cut off.
- */
+/* The file to append to, with the device as its first line. Of one that was read only a last line
+ * that was cut off goes: a full disk costs nothing that was done. */
 static FILE *open_file(const struct certify *c, const char *path, struct numoe_error *error)
 {
-    FILE *file = fopen(path, "we");
+    FILE *file = fopen(path, c->kept ? "r+e" : "we");
 
     if (!file) {
         numoe_error_set(error, -errno, path, "%s", strerror(errno));
         return NULL;
+    }
+    if (c->kept) {
+        if (ftruncate(fileno(file), c->kept) || fseek(file, 0, SEEK_END))
+            goto fail;
+        return file;
     }
     if (append(file, json_pack("{s:s}", "device", c->device)))
         goto fail;

@@ -4,6 +4,8 @@
  */
 #include <fcntl.h>
 #include <jansson.h>
+#include <signal.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "cli_certify.h"
@@ -212,6 +214,69 @@ Test(gpu_certify, it_goes_on_where_it_was_left_off, .timeout = 120)
     certify_fini(&c);
     unlink(path);
     numoe_gpu_close(other);
+    numoe_gpu_close(gpu);
+    fake_free(f);
+}
+
+static int refused_launch(void *device, void *stream, const struct numoe_cuda_ffn *ffn)
+{
+    return ffn->form == NUMOE_CUDA_64 ? fake_refuse(device, 1) : fake_launch(device, stream, ffn);
+}
+
+/* Of what is in the file nothing is lost when nothing more can be written to it; what could not be
+ * tried is a failure, is not written, and is tried again. */
+Test(gpu_certify, a_full_disk_costs_nothing_that_was_done, .timeout = 120)
+{
+    struct gpu_ops ops = fake_ops;
+    struct fake *f = fake_make(2);
+    struct numoe_gpu *gpu = open_fake(f, &ops, "Fake");
+    struct numoe_error error = NUMOE_ERROR_INIT;
+    struct rlimit had, limit;
+    struct certify c;
+    uint32_t left;
+    long size;
+
+    close(mkstemp(path));
+    unlink(path);
+    ops.launch = refused_launch;
+    make(&c, gpu);
+    cr_assert_eq(certify_run(&c, path, NULL, &error), 0, "%s", error.message);
+    left = certify_failures(&c);
+    cr_expect_eq(left, 4 * 4 * 2 + 3); /* as many as there are of this form */
+    certify_fini(&c);
+    ops.launch = fake_launch;
+    size = size_of_file();
+    cut(size - 5); /* in the last line */
+
+    signal(SIGXFSZ, SIG_IGN);
+    cr_assert_eq(getrlimit(RLIMIT_FSIZE, &had), 0);
+    limit = had;
+    limit.rlim_cur = 10;
+    cr_assert_eq(certify_init(&c, gpu), 0);
+    cr_assert_eq(certify_resume(&c, path, &error), 0, "%s", error.message);
+    cr_expect_eq(open_checks(&c), left + 1);
+    cr_assert_eq(setrlimit(RLIMIT_FSIZE, &limit), 0);
+    cr_expect_eq(certify_run(&c, path, NULL, &error), -EIO);
+    cr_assert_eq(setrlimit(RLIMIT_FSIZE, &had), 0);
+    cr_expect(strstr(error.message, "could not be written"), "%s", error.message);
+    certify_fini(&c);
+
+    cr_assert_eq(certify_init(&c, gpu), 0);
+    cr_assert_eq(certify_resume(&c, path, &error), 0, "%s", error.message);
+    cr_expect_eq(open_checks(&c), left + 1);
+    certify_fini(&c);
+    /* other drivers and devices of the name are others */
+    gpu->properties.driver_version++;
+    cr_assert_eq(certify_init(&c, gpu), 0);
+    cr_expect_eq(certify_resume(&c, path, &error), -EINVAL);
+    cr_expect_not_null(strstr(c.device, numoe_version()), "another build is another, too");
+    certify_fini(&c);
+    gpu->properties.driver_version--;
+    gpu->properties.minor++;
+    cr_assert_eq(certify_init(&c, gpu), 0);
+    cr_expect_eq(certify_resume(&c, path, &error), -EINVAL);
+    certify_fini(&c);
+    unlink(path);
     numoe_gpu_close(gpu);
     fake_free(f);
 }
