@@ -77,16 +77,23 @@ int numoe_gpu_pieces_begin(struct numoe_gpu_model *m, uint64_t layer, const int3
 {
     int rc;
 
-    if (m->several && m->several->relay)
-        return begin_all(m, layer, ids, tokens, top_k, error);
+    if (m->several && m->several->relay) {
+        gpu_relay_lock(m->several->relay);
+        rc = begin_all(m, layer, ids, tokens, top_k, error);
+        gpu_relay_unlock(m->several->relay);
+        return rc;
+    }
+    gpu_relay_lock(m->relay);
     rc = check_free(m, layer, error);
     if (!rc)
         rc = check_pinned(m->pins, error);
-    if (rc)
-        return rc;
-    gpu_model_warm(m);
-    count_need(m->need, m->source.experts, ids, tokens * top_k);
-    return gpu_stream_begin(&m->stream, layer, m->need, NULL, ids ? tokens : 0, error);
+    if (!rc) {
+        gpu_model_warm(m);
+        count_need(m->need, m->source.experts, ids, tokens * top_k);
+        rc = gpu_stream_begin(&m->stream, layer, m->need, NULL, ids ? tokens : 0, error);
+    }
+    gpu_relay_unlock(m->relay);
+    return rc;
 }
 
 /* The stream's work goes into a graph: nothing may be waited for. */
@@ -115,8 +122,11 @@ static bool is_shared(const struct numoe_gpu_model *m)
     return m->relay && m->relay->running;
 }
 
-int numoe_gpu_piece_next(struct numoe_gpu_model *m, void *stream, struct numoe_gpu_piece *piece,
-                         struct numoe_error *error)
+/* The functions for pieces of a model whose experts are whole on several devices, of which threads
+ * may each drive one, are called with its lock. */
+
+static int piece_next(struct numoe_gpu_model *m, void *stream, struct numoe_gpu_piece *piece,
+                      struct numoe_error *error)
 {
     struct gpu_part part;
     int rc = gpu_enter(m->gpu, error);
@@ -145,17 +155,23 @@ int numoe_gpu_piece_next(struct numoe_gpu_model *m, void *stream, struct numoe_g
     return 0;
 }
 
-int numoe_gpu_piece_any(struct numoe_gpu_model *m, void *const *streams, uint32_t *part,
-                        struct numoe_gpu_piece *piece, struct numoe_error *error)
+int numoe_gpu_piece_next(struct numoe_gpu_model *m, void *stream, struct numoe_gpu_piece *piece,
+                         struct numoe_error *error)
 {
-    struct gpu_relay *r = m->several ? m->several->relay : NULL;
+    struct gpu_relay *r = m->relay;
+    int rc;
+
+    gpu_relay_lock(r);
+    rc = piece_next(m, stream, piece, error);
+    gpu_relay_unlock(r);
+    return rc;
+}
+
+static int piece_any(struct gpu_relay *r, void *const *streams, uint32_t *part,
+                     struct numoe_gpu_piece *piece, struct numoe_error *error)
+{
     int rc = 0;
 
-    *part = 0;
-    if (!m->several)
-        return numoe_gpu_piece_next(m, streams[0], piece, error);
-    if (!r)
-        return refuse_several(m, error);
     if (!r->running)
         return numoe_error_set(error, -EINVAL, "layer", "none was begun");
     for (uint32_t i = 0; !rc && i < r->count; i++) {
@@ -171,10 +187,26 @@ int numoe_gpu_piece_any(struct numoe_gpu_model *m, void *const *streams, uint32_
     return rc;
 }
 
-int numoe_gpu_piece_marlin(struct numoe_gpu_model *m, void *stream,
-                           const struct numoe_gpu_piece *piece, const int32_t *slot_of,
-                           bool interleaved, const struct numoe_marlin *to,
-                           struct numoe_error *error)
+int numoe_gpu_piece_any(struct numoe_gpu_model *m, void *const *streams, uint32_t *part,
+                        struct numoe_gpu_piece *piece, struct numoe_error *error)
+{
+    struct gpu_relay *r = m->several ? m->several->relay : NULL;
+    int rc;
+
+    *part = 0;
+    if (!m->several)
+        return numoe_gpu_piece_next(m, streams[0], piece, error);
+    if (!r)
+        return refuse_several(m, error);
+    gpu_relay_lock(r);
+    rc = piece_any(r, streams, part, piece, error);
+    gpu_relay_unlock(r);
+    return rc;
+}
+
+static int piece_marlin(struct numoe_gpu_model *m, void *stream,
+                        const struct numoe_gpu_piece *piece, const int32_t *slot_of,
+                        bool interleaved, const struct numoe_marlin *to, struct numoe_error *error)
 {
     const struct numoe_cuda_marlin marlin = {
         .shape = m->source.shape,
@@ -212,8 +244,21 @@ int numoe_gpu_piece_marlin(struct numoe_gpu_model *m, void *stream,
                      "repacking experts");
 }
 
-int numoe_gpu_piece_done(struct numoe_gpu_model *m, void *stream,
-                         const struct numoe_gpu_piece *piece, struct numoe_error *error)
+int numoe_gpu_piece_marlin(struct numoe_gpu_model *m, void *stream,
+                           const struct numoe_gpu_piece *piece, const int32_t *slot_of,
+                           bool interleaved, const struct numoe_marlin *to,
+                           struct numoe_error *error)
+{
+    int rc;
+
+    gpu_relay_lock(m->relay);
+    rc = piece_marlin(m, stream, piece, slot_of, interleaved, to, error);
+    gpu_relay_unlock(m->relay);
+    return rc;
+}
+
+static int piece_done(struct numoe_gpu_model *m, void *stream, const struct numoe_gpu_piece *piece,
+                      struct numoe_error *error)
 {
     const struct gpu_part part = {.weights = piece->weights,
                                   .slice_at = piece->slice_at,
@@ -232,14 +277,27 @@ int numoe_gpu_piece_done(struct numoe_gpu_model *m, void *stream,
     return gpu_stream_done(&m->stream, stream, &part, error);
 }
 
+int numoe_gpu_piece_done(struct numoe_gpu_model *m, void *stream,
+                         const struct numoe_gpu_piece *piece, struct numoe_error *error)
+{
+    int rc;
+
+    gpu_relay_lock(m->relay);
+    rc = piece_done(m, stream, piece, error);
+    gpu_relay_unlock(m->relay);
+    return rc;
+}
+
 void numoe_gpu_pieces_end(struct numoe_gpu_model *m, void *stream)
 {
+    gpu_relay_lock(m->relay);
     gpu_enter(m->gpu, NULL);
     if (is_shared(m))
         gpu_relay_end(m->relay, m->index, stream);
     else
         gpu_stream_end(&m->stream, stream);
     gpu_enter(m->gpu, NULL);
+    gpu_relay_unlock(m->relay);
 }
 
 /* ---- calls ----------------------------------------------------------------------------------- */

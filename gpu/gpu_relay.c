@@ -1,5 +1,16 @@
 /*
- * Passing experts on. One thread at a time calls, for all devices; each device works by itself.
+ * Passing experts on: for all devices together; each device works by itself.
+ *
+ * Any number of threads call. relay->lock protects everything of a call: all of struct gpu_relay
+ * but what gpu_relay_open to gpu_relay_make set and what is for reports, and of each device's model
+ * the stream (struct gpu_stream), its cells, window and jobs, with every call of the device's that
+ * is made for it. gpu_engine.c takes the lock (gpu_relay_lock) around each function that it has for
+ * pieces, so it is held wherever this file is entered. The one wait for a device, in
+ * gpu_relay_next, gives it up: others take pieces, are done with them, or end the call meanwhile.
+ * Behind a wait nothing that was seen before holds any more but `device`; whether it is the same
+ * call still is told by `serial`. Nobody is woken: who waits looks again after a nap, so no wake-up
+ * is lost. A thread counts as one of `users` until it is out; who destroys the models marks them as
+ * `closing`, which ends every wait, and waits for the last.
  *
  * A call of a layer is one for all devices. Every expert has an owner among them, which has it from
  * its own cells, or copies it from the host as in any call (gpu_stream.c). The others copy it from
@@ -382,17 +393,20 @@ static int go_on(struct gpu_relay *r, struct numoe_error *error)
 
 /* ---- calls ----------------------------------------------------------------------------------- */
 
-/* The oldest passed piece that is there and not taken; NULL. *comes: one is on its way. */
+/* The oldest passed piece that is there and not taken; NULL. *comes: another is on its way. */
 static struct gpu_piece *piece_here(struct gpu_relay_side *side, bool *comes)
 {
+    struct gpu_piece *here = NULL;
+
     for (uint32_t k = 0; k < side->window.count; k++) {
         struct gpu_piece *p = gpu_window_piece(&side->window, k);
 
         if (p->state == GPU_PIECE_QUEUED && passed_of(side, p)->here)
-            return p;
-        *comes = *comes || p->state == GPU_PIECE_QUEUED || p->state == GPU_PIECE_FILLING;
+            here = here ? here : p;
+        else
+            *comes = *comes || p->state == GPU_PIECE_QUEUED || p->state == GPU_PIECE_FILLING;
     }
-    return NULL;
+    return here;
 }
 
 /* Nothing is left to come from device j to device i, or to be opened there. */
@@ -469,6 +483,84 @@ static void nap(uint64_t waited_ns)
     nanosleep(&t, NULL);
 }
 
+void gpu_relay_lock(struct gpu_relay *r)
+{
+    if (!r)
+        return;
+    pthread_mutex_lock(&r->lock);
+    r->users++;
+}
+
+void gpu_relay_unlock(struct gpu_relay *r)
+{
+    if (!r)
+        return;
+    r->users--;
+    pthread_mutex_unlock(&r->lock);
+}
+
+/* Others may do anything meanwhile. */
+static void nap_unlocked(struct gpu_relay *r, uint64_t waited_ns)
+{
+    pthread_mutex_unlock(&r->lock);
+    nap(waited_ns);
+    pthread_mutex_lock(&r->lock);
+}
+
+/* Whether a copy for the call is under way on some device, beside those that find_here has seen:
+ * own pieces behind one that is there. */
+static int is_under_way(struct gpu_relay *r, bool *yes, struct numoe_error *error)
+{
+    int rc = 0;
+
+    *yes = false;
+    for (uint32_t i = 0; !rc && !*yes && i < r->count; i++) {
+        struct gpu_stream *s = stream_of(r, i);
+
+        rc = gpu_enter(s->gpu, error);
+        for (uint32_t k = 0; !rc && !*yes && k < s->window.count; k++) {
+            const struct gpu_piece *p = gpu_window_piece(&s->window, k);
+            bool past = true;
+
+            if (p->job == s->current && p->state == GPU_PIECE_QUEUED)
+                rc = gpu_judge(s->gpu, s->gpu->ops->event_query(s->gpu->device, p->copied, &past),
+                               error, "waiting for layer %llu", (unsigned long long)r->layer);
+            *yes = !past;
+        }
+    }
+    return rc;
+}
+
+/* The device's consumer has pieces that it is not done with. */
+static bool holds_pieces(struct gpu_relay *r, uint32_t i)
+{
+    struct gpu_stream *s = stream_of(r, i);
+    struct gpu_window *mine = &r->sides[i].window;
+    bool any = s->kept_open;
+
+    for (uint32_t k = 0; !any && k < s->window.count; k++) {
+        const struct gpu_piece *p = gpu_window_piece(&s->window, k);
+        any = p->job == s->current && p->state == GPU_PIECE_TAKEN;
+    }
+    for (uint32_t k = 0; !any && k < mine->count; k++)
+        any = gpu_window_piece(mine, k)->state == GPU_PIECE_TAKEN;
+    return any;
+}
+
+/* Why a call gives nothing more, to who begins to wait and to who has waited. */
+static int check_call(const struct gpu_relay *r, uint32_t device, uint64_t serial,
+                      struct numoe_error *error)
+{
+    if (r->closing || !r->running || r->serial != serial)
+        return numoe_error_set(error, -ECANCELED, "layer", "the call was ended meanwhile");
+    if (device < r->count && r->sides[device].ended)
+        return numoe_error_set(error, -ECANCELED, "layer", "has been ended for this device");
+    if (r->failed)
+        return numoe_error_set(error, -ECANCELED, "layer",
+                               "the call has failed or was given up for another device");
+    return 0;
+}
+
 /* A piece that is there, of one of the devices asked for. *given; or *finished: none comes to any
  * of them; or *comes: to some device. */
 static int find_here(struct gpu_relay *r, uint32_t *device, void *const *streams,
@@ -507,17 +599,18 @@ static int find_here(struct gpu_relay *r, uint32_t *device, void *const *streams
 int gpu_relay_next(struct gpu_relay *r, uint32_t *device, void *const *streams,
                    struct numoe_gpu_piece *piece, struct numoe_error *error)
 {
-    const uint64_t began = numoe_now_ns();
+    const uint64_t began = numoe_now_ns(), serial = r->serial;
+    const uint32_t asked = *device;
     int rc = 0;
 
-    if (*device < r->count && r->sides[*device].ended)
+    if (asked < r->count && r->sides[asked].ended)
         return numoe_error_set(error, -EINVAL, "layer", "has been ended for this device");
-    if (r->failed)
-        return numoe_error_set(error, -ECANCELED, "layer",
-                               "the call has failed or was given up for another device");
     for (;;) {
         bool given, finished, comes;
 
+        rc = check_call(r, asked, serial, error);
+        if (rc)
+            return rc;
         rc = go_on(r, error);
         if (!rc)
             rc = find_here(r, device, streams, piece, &given, &finished, &comes, error);
@@ -530,10 +623,14 @@ int gpu_relay_next(struct gpu_relay *r, uint32_t *device, void *const *streams,
             return 0;
         }
         if (!comes)
+            rc = is_under_way(r, &comes, error);
+        if (rc)
+            break;
+        if (!comes && (!r->part_threads || asked == NUMOE_GPU_MOST || holds_pieces(r, asked)))
             return numoe_error_set(error, -EAGAIN, "window",
                                    "nothing comes before pieces, of this device or of others, are "
                                    "taken and done with");
-        nap(numoe_now_ns() - began);
+        nap_unlocked(r, numoe_now_ns() - began);
     }
     r->failed = true;
     return rc;
@@ -669,6 +766,7 @@ int gpu_relay_begin(struct gpu_relay *r, uint64_t layer, const uint32_t *need, u
         return rc;
     memcpy(r->need, need, r->source->experts * sizeof *need);
     r->layer = layer;
+    r->serial++;
     r->turn = 0;
     r->failed = false;
     share_out(r, layer);
@@ -732,6 +830,13 @@ int gpu_relay_prefetch(struct gpu_relay *r, uint64_t layer, const uint32_t *need
 
 void gpu_relay_stop(struct gpu_relay *r)
 {
+    if (!r->count)
+        return; /* never opened */
+    pthread_mutex_lock(&r->lock);
+    r->closing = true;
+    while (r->users)
+        nap_unlocked(r, 0);
+    pthread_mutex_unlock(&r->lock);
     for (uint32_t i = 0; i < r->count; i++) {
         struct gpu_relay_side *side = &r->sides[i];
 

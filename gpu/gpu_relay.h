@@ -7,6 +7,8 @@
 #ifndef NUMOE_GPU_RELAY_H
 #define NUMOE_GPU_RELAY_H
 
+#include <pthread.h>
+
 #include "gpu_divide.h"
 #include "gpu_links.h"
 #include "gpu_model.h"
@@ -49,12 +51,18 @@ struct gpu_relay_side {
     bool finished, ended;             /* nothing comes any more; the caller knows */
 };
 
+/* What `lock` protects is said in gpu_relay.c. */
 struct gpu_relay {
+    pthread_mutex_t lock;
+    uint32_t users; /* threads between gpu_relay_lock and unlock, those that wait included */
+    bool closing;   /* the models are about to be destroyed */
     uint32_t count;
     const struct numoe_gpu_source *source; /* of the whole, as of each device */
     const struct gpu_division *division;   /* who copies which expert from the host */
     bool passes;                           /* else every device copies all */
+    bool part_threads;                     /* numoe_gpu_model_options */
     bool running;                          /* between begin and the last end */
+    uint64_t serial;                       /* of the call that runs, or ran last */
     bool failed;                           /* the call is to be ended */
     uint64_t layer;
     uint32_t *need;             /* [experts] of the call */
@@ -87,17 +95,27 @@ uint64_t gpu_relay_bytes(const struct gpu_relay *relay, uint32_t i);
 /* It passes nothing from the next call on, and why. */
 void gpu_relay_leave(struct gpu_relay *relay, const struct numoe_error *why);
 void gpu_relay_report(const struct gpu_relay *relay, struct numoe_gpu_report *report);
-/* Nothing is copied from a model's memory any more; before models are destroyed. */
+/* Whoever waits in gpu_relay_next is sent away, and nothing is copied from a model's memory any
+ * more; before models are destroyed. */
 void gpu_relay_stop(struct gpu_relay *relay);
 void gpu_relay_close(struct gpu_relay *relay);
+
+/*
+ * Around everything below, and whatever else a thread of the caller's does with the model or its
+ * parts while a call runs. NULL is allowed. gpu_relay_next gives the lock up while it waits;
+ * whoever is behind it has it again.
+ */
+void gpu_relay_lock(struct gpu_relay *relay);
+void gpu_relay_unlock(struct gpu_relay *relay);
 
 /* need: tokens of each expert [experts], by all devices; kept. */
 int gpu_relay_begin(struct gpu_relay *relay, uint64_t layer, const uint32_t *need, uint64_t tokens,
                     struct numoe_error *error);
 /*
  * The next piece of a device, or of any (device NUMOE_GPU_MOST): then *device says of which. Waits
- * until one is there. piece->slice_at is NULL after the last. -EAGAIN: nothing comes before pieces
- * are taken, or done with; -ECANCELED: the call failed for another device
+ * until one is there. piece->slice_at is NULL after the last. -EAGAIN: no copy is under way on any
+ * device, nor can be queued, before pieces are taken, or done with; -ECANCELED: the call failed for
+ * another device, or was ended meanwhile
  */
 int gpu_relay_next(struct gpu_relay *relay, uint32_t *device, void *const *streams,
                    struct numoe_gpu_piece *piece, struct numoe_error *error);

@@ -88,8 +88,10 @@ int gpu_relay_open(struct gpu_relay *r, struct numoe_gpu *const *gpus, uint32_t 
     uint64_t half = UINT64_MAX;
     int rc = 0;
 
+    pthread_mutex_init(&r->lock, NULL);
     r->count = count;
     r->source = source;
+    r->part_threads = o->part_threads;
     for (uint32_t i = 0; i < count; i++)
         r->sides[i].gpu = gpus[i];
     if (o->whole == NUMOE_GPU_WHOLE_LINKS) {
@@ -267,6 +269,8 @@ void gpu_relay_close(struct gpu_relay *r)
     for (uint32_t i = 0; i < r->count; i++)
         close_side(r, i);
     free_memory(r);
+    if (r->count)
+        pthread_mutex_destroy(&r->lock);
     free(r->need);
     free(r->owner);
     free(r->list);

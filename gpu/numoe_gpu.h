@@ -177,6 +177,9 @@ struct numoe_gpu_model_options {
      *  tokens over devices and bring their own kernels (numoe_gpu_pieces_begin). Nothing is summed
      *  then, and shares say how many experts each device copies from the host. */
     enum numoe_gpu_whole whole;
+    /** With whole: a thread for each device asks for its pieces. numoe_gpu_piece_next then waits
+     * for what the other threads have to do, too; by one thread it could wait for that thread. */
+    bool part_threads;
 };
 
 struct numoe_gpu_model;
@@ -219,7 +222,8 @@ int numoe_gpu_model_create_over(struct numoe_gpu *const *gpus, uint32_t count,
                                 struct numoe_gpu_model **model, struct numoe_error *error);
 enum { NUMOE_GPU_MOST = 16 };
 
-/** Waits for what runs. NULL is allowed. */
+/** Waits for what runs; whoever waits in numoe_gpu_piece_next or piece_any gets -ECANCELED first.
+ * No other call may be under way, and none follow. NULL is allowed. */
 void numoe_gpu_model_destroy(struct numoe_gpu_model *model);
 
 /** How many devices a model is on. */
@@ -434,9 +438,12 @@ struct numoe_gpu_piece {
  * On several devices with whole experts it is begun once, on the whole model, with the ids of all
  * devices' tokens. Each part then gets all of these experts: pieces come by numoe_gpu_piece_next of
  * the parts, or by numoe_gpu_piece_any; numoe_gpu_piece_done, piece_marlin and pieces_end are each
- * part's, and the call is over when the last part was ended. One thread may drive all devices; if
- * several do, they make one call at a time of the model and its parts. A part can have a call of
- * its own only while no such call is under way (-EBUSY), and the other way round. Any of the
+ * part's, and the call is over when the last part was ended. One thread may drive all devices, or
+ * any number of them may: between pieces_begin and the call's end these five may be called at the
+ * same time, for the same or for other parts, and a thread that waits for its piece keeps nobody
+ * from anything; only a stream and a piece are one thread's at a time. All other functions of the
+ * model and its parts are one call at a time, and none of them beside those. A part can have a call
+ * of its own only while no such call is under way (-EBUSY), and the other way round. Any of the
  * devices may be the thread's current one behind it.
  *
  * @param host_ids  [tokens][top_k]  @return 0; -EINVAL, -ENOTSUP, -EBUSY, -EIO, -ENOMEM: nothing
@@ -452,10 +459,16 @@ int numoe_gpu_pieces_begin(struct numoe_gpu_model *model, uint64_t layer, const 
  * that is passed on, and every expert is in one piece of each device. Copies of all devices go on
  * meanwhile, and only while a call waits so: a device is asked again as soon as its last piece is
  * queued.
- * @return 0; -EAGAIN: pieces that are not done with fill the device memory for them; of several
- *         devices: nothing comes before pieces of this one, or of others, are taken and done with;
- *         -ECANCELED: the call failed for another device, or was ended before its last piece, and
- *         is to be ended; -EIO, -EINVAL
+ * @return 0; -EAGAIN: pieces that are not done with fill the device memory for them. In a call for
+ *         several devices exactly when of this one no piece is there, and on none of them a copy is
+ *         under way or can be queued, before a piece that is there is taken or one that was taken
+ *         is done with, of this device or of any other (what is held may be what another copies
+ *         from, or what it has no room for). With numoe_gpu_model_options.part_threads that alone
+ *         is waited for, and -EAGAIN comes only when this device, besides, has pieces that it is
+ *         not done with.
+ *         -ECANCELED: the call failed for another device, or was ended before its last piece, by
+ *         whichever thread and also while this one waited, and is to be ended if it is not;
+ *         -EIO, -EINVAL
  */
 int numoe_gpu_piece_next(struct numoe_gpu_model *model, void *stream, struct numoe_gpu_piece *piece,
                          struct numoe_error *error);

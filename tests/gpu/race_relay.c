@@ -1,26 +1,33 @@
 /*
- * A thread for each of several devices that have whole experts, one call at a time by a lock of the
- * engine's, and one thread that reads reports all the while: for ThreadSanitizer; and every expert
- * comes to each device once, as it was.
+ * A thread for each of several devices that have whole experts, with no lock of the engine's, and
+ * one thread that reads reports all the while: for ThreadSanitizer; and every expert comes to each
+ * device once, as it was. Then, with one device's link at a standstill: the thread that waits for
+ * it keeps no other from its pieces, and is sent away when the call is ended or the model
+ * destroyed.
+ *
+ * The fake devices know no threads. What the engine does with them by itself is done under the lock
+ * that gpu_relay.c has around everything it does with them.
  */
 #include <errno.h>
 #include <pthread.h>
 #include <sched.h>
+#include <time.h>
+#include <unistd.h>
 
 #include "fake_device.h"
 #include "gpu_several.h"
 #include "transfer_patterns.h"
 
-enum { DEVICES = 3, CALLS = 60, EXPERT = SLICES * SLICE_BYTES };
+enum { DEVICES = 3, CALLS = 60, EXPERT = SLICES * SLICE_BYTES, PATIENCE_S = 60 };
 
-static pthread_mutex_t turn = PTHREAD_MUTEX_INITIALIZER;
 static pthread_barrier_t meeting;
 static struct fake *fakes[DEVICES];
 static struct numoe_gpu_model *model;
+static struct gpu_relay *relay;
 static void *streams[DEVICES];
-static uint32_t seen[DEVICES][EXPERTS]; /* of a device's thread, under the lock */
-static atomic_bool over;
-static atomic_uint wrong;
+static uint32_t seen[DEVICES][EXPERTS]; /* under the relay's lock */
+static atomic_bool over, gate;
+static atomic_uint wrong, taken[DEVICES];
 
 static void fail(const char *what)
 {
@@ -45,34 +52,54 @@ static void check(struct fake *f, const struct numoe_cuda_ffn *c)
     }
 }
 
-/* A device's part of a call. */
+static void compute(uint32_t device, uint64_t layer, const struct numoe_gpu_piece *piece)
+{
+    const struct numoe_cuda_ffn c = {
+        .weights = piece->weights, .slice_at = piece->slice_at, .x_stride = layer};
+
+    gpu_relay_lock(relay);
+    if (fake_launch(fakes[device], streams[device], &c))
+        fail("a computation");
+    gpu_relay_unlock(relay);
+}
+
+static void sync_device(uint32_t device)
+{
+    gpu_relay_lock(relay);
+    if (fake_stream_sync(fakes[device], streams[device]))
+        fail("waiting for computations");
+    gpu_relay_unlock(relay);
+}
+
+/* A device's part of a call: done with each piece before the next, so never -EAGAIN. */
 static void run_call(uint32_t device, uint64_t layer)
 {
     struct numoe_gpu_model *part = numoe_gpu_model_part(model, device);
     struct numoe_gpu_piece piece;
-    int rc;
 
-    do {
-        pthread_mutex_lock(&turn);
-        rc = numoe_gpu_piece_next(part, streams[device], &piece, NULL);
-        if (!rc && piece.slice_at) {
-            const struct numoe_cuda_ffn c = {
-                .weights = piece.weights, .slice_at = piece.slice_at, .x_stride = layer};
+    for (;;) {
+        const int rc = numoe_gpu_piece_next(part, streams[device], &piece, NULL);
 
-            if (fake_launch(fakes[device], streams[device], &c) ||
-                numoe_gpu_piece_done(part, streams[device], &piece, NULL))
-                fail("a computation");
+        if (rc) {
+            fail(rc == -EAGAIN ? "a thread that holds nothing has to ask again" : "a piece");
+            break;
         }
-        if (!rc && !piece.slice_at) {
-            numoe_gpu_pieces_end(part, streams[device]);
-            if (fake_stream_sync(fakes[device], streams[device]))
-                fail("waiting for computations");
-        }
-        pthread_mutex_unlock(&turn);
-        sched_yield();
-    } while (rc == -EAGAIN || (!rc && piece.slice_at));
-    if (rc)
-        fail("a piece");
+        if (!piece.slice_at)
+            break;
+        compute(device, layer, &piece);
+        if (numoe_gpu_piece_done(part, streams[device], &piece, NULL))
+            fail("done with a piece");
+        atomic_fetch_add_explicit(&taken[device], 1, memory_order_relaxed);
+    }
+    numoe_gpu_pieces_end(part, streams[device]);
+    sync_device(device);
+}
+
+static void check_seen(uint32_t device, uint64_t layer)
+{
+    for (uint64_t e = 0; e < EXPERTS; e++)
+        if (seen[device][e] != present(NULL, layer, e))
+            fail("an expert came more than once, or never");
 }
 
 static void *drive(void *argument)
@@ -90,9 +117,7 @@ static void *drive(void *argument)
         pthread_barrier_wait(&meeting);
         run_call(device, layer);
         pthread_barrier_wait(&meeting);
-        for (uint64_t e = 0; e < EXPERTS; e++)
-            if (seen[device][e] != present(NULL, layer, e))
-                fail("an expert came more than once, or never");
+        check_seen(device, layer);
         if (device == 0 && numoe_gpu_prefetch(model, (layer + 1) % LAYERS, NULL, 0, NULL))
             fail("a prefetch");
         pthread_barrier_wait(&meeting);
@@ -117,6 +142,135 @@ static void *report(void *argument)
     return NULL;
 }
 
+/* ---- a link at a standstill ------------------------------------------------------------------ */
+
+enum { STILL_LAYER = 3 };
+
+static void nap(void)
+{
+    const struct timespec t = {0, 1000000};
+
+    nanosleep(&t, NULL);
+}
+
+/* On a stream, under the lock: whether what is behind it may happen. */
+static bool is_open(void *argument)
+{
+    (void)argument;
+    return atomic_load_explicit(&gate, memory_order_relaxed) || relay->closing;
+}
+
+/* A call of which nothing comes over device 0's link before the gate is open. */
+static void begin_still(void)
+{
+    struct gpu_stream *owner = &numoe_gpu_model_part(model, 0)->stream;
+
+    atomic_store_explicit(&gate, true, memory_order_relaxed);
+    gpu_relay_lock(relay);
+    if (fake_stream_sync(fakes[0], owner->copies)) /* of an earlier one */
+        fail("copies");
+    gpu_relay_unlock(relay);
+    atomic_store_explicit(&gate, false, memory_order_relaxed);
+    gpu_relay_lock(relay);
+    memset(seen, 0, sizeof seen);
+    gpu_stream_forget(owner);
+    fake_push(fakes[0], owner->copies, (struct fake_op){.what = FAKE_RUN, .run = is_open});
+    gpu_relay_unlock(relay);
+    if (numoe_gpu_pieces_begin(model, STILL_LAYER, NULL, 0, 0, NULL))
+        fail("a call at a standstill");
+}
+
+/* Until a thread waits in the library, and has done so for a while. */
+static void await_waiting(void)
+{
+    for (int times = 0; times < 50;) {
+        bool waits;
+
+        pthread_mutex_lock(&relay->lock);
+        waits = relay->users > 0;
+        pthread_mutex_unlock(&relay->lock);
+        times = waits ? times + 1 : 0;
+        nap();
+    }
+}
+
+static void *drive_still(void *argument)
+{
+    run_call((uint32_t)(uintptr_t)argument, STILL_LAYER);
+    return NULL;
+}
+
+static void waiting_keeps_nobody_waiting(void)
+{
+    pthread_t threads[DEVICES];
+
+    begin_still();
+    for (uint32_t i = 0; i < DEVICES; i++)
+        atomic_store_explicit(&taken[i], 0, memory_order_relaxed);
+    for (uintptr_t i = 0; i < DEVICES; i++) {
+        pthread_create(&threads[i], NULL, drive_still, (void *)i);
+        if (i == 0)
+            await_waiting();
+    }
+    for (uint32_t i = 1; i < DEVICES; i++)
+        while (atomic_load_explicit(&taken[i], memory_order_relaxed) < 2)
+            nap();
+    atomic_store_explicit(&gate, true, memory_order_relaxed);
+    for (uint32_t i = 0; i < DEVICES; i++)
+        pthread_join(threads[i], NULL);
+    for (uint32_t i = 0; i < DEVICES; i++)
+        check_seen(i, STILL_LAYER);
+}
+
+/* Takes pieces, of device 0 or (NULL) of whichever has one, until it is sent away. */
+static void *wait_for_ever(void *argument)
+{
+    struct numoe_gpu_model *part = argument;
+    struct numoe_gpu_piece piece;
+    uint32_t which = 0;
+    int rc;
+
+    do {
+        rc = part ? numoe_gpu_piece_next(part, streams[0], &piece, NULL)
+                  : numoe_gpu_piece_any(model, streams, &which, &piece, NULL);
+        if (!rc && piece.slice_at)
+            rc = numoe_gpu_piece_done(numoe_gpu_model_part(model, which), streams[which], &piece,
+                                      NULL);
+        else if (!rc)
+            rc = 1;
+    } while (!rc);
+    if (rc != -ECANCELED)
+        fail("who waits for a call that is over has to be told");
+    return NULL;
+}
+
+/* Ended by another thread, for the device that is waited for alone or for all, and begun anew at
+ * once; then destroyed. */
+static void waiting_ends(void)
+{
+    for (int way = 0; way < 6; way++) {
+        pthread_t waiter;
+
+        begin_still();
+        pthread_create(&waiter, NULL, wait_for_ever,
+                       way % 2 ? NULL : numoe_gpu_model_part(model, 0));
+        await_waiting();
+        if (way < 4)
+            for (uint32_t i = 0; i < (way < 2 ? 1 : DEVICES); i++)
+                numoe_gpu_pieces_end(numoe_gpu_model_part(model, i), streams[i]);
+        else {
+            for (uint32_t i = 0; i < DEVICES; i++)
+                numoe_gpu_pieces_end(numoe_gpu_model_part(model, i), streams[i]);
+            if (numoe_gpu_pieces_begin(model, 1, NULL, 0, 0, NULL))
+                fail("a call behind one that was ended");
+        }
+        pthread_join(waiter, NULL);
+        for (uint32_t i = 0; i < DEVICES; i++)
+            numoe_gpu_pieces_end(numoe_gpu_model_part(model, i), streams[i]);
+        atomic_store_explicit(&gate, true, memory_order_relaxed);
+    }
+}
+
 int main(void)
 {
     static const uint32_t shares[DEVICES] = {1, 1, 1};
@@ -126,11 +280,14 @@ int main(void)
                                                     .piece_bytes = 1,
                                                     .keep_free_bytes = 1 << 20,
                                                     .shares = shares,
-                                                    .whole = NUMOE_GPU_WHOLE_PEERS};
+                                                    .whole = NUMOE_GPU_WHOLE_PEERS,
+                                                    .part_threads = true};
     struct numoe_gpu *gpus[DEVICES];
     struct numoe_gpu_report told;
     pthread_t threads[DEVICES], reader;
 
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    alarm(PATIENCE_S); /* who waits for ever has failed */
     random_state = 3;
     patterns_make();
     pthread_barrier_init(&meeting, NULL, DEVICES);
@@ -146,21 +303,32 @@ int main(void)
     }
     if (numoe_gpu_model_create_over(gpus, DEVICES, &source, &options, &model, NULL))
         return 1;
+    relay = model->several->relay;
     pthread_create(&reader, NULL, report, NULL);
     for (uintptr_t i = 0; i < DEVICES; i++)
         pthread_create(&threads[i], NULL, drive, (void *)i);
     for (uint32_t i = 0; i < DEVICES; i++)
         pthread_join(threads[i], NULL);
+    waiting_keeps_nobody_waiting();
+    waiting_ends();
     atomic_store_explicit(&over, true, memory_order_relaxed);
     pthread_join(reader, NULL);
     numoe_gpu_model_report(model, &told);
     printf("%llu experts passed on\n", (unsigned long long)told.passed_experts);
     if (!told.passed_experts)
         fail("nothing was passed on");
-    for (uint32_t i = 0; i < DEVICES; i++)
-        fake_stream_destroy(fakes[i], streams[i]);
-    numoe_gpu_model_destroy(model);
     for (uint32_t i = 0; i < DEVICES; i++) {
+        sync_device(i);
+        fake_stream_destroy(fakes[i], streams[i]);
+        fake_stream_create(fakes[i], &streams[i]);
+    }
+    begin_still();
+    pthread_create(&threads[0], NULL, wait_for_ever, NULL);
+    await_waiting();
+    numoe_gpu_model_destroy(model);
+    pthread_join(threads[0], NULL);
+    for (uint32_t i = 0; i < DEVICES; i++) {
+        fake_stream_destroy(fakes[i], streams[i]);
         if (fakes[i]->wrong)
             fail(fakes[i]->text);
         numoe_gpu_close(gpus[i]);
