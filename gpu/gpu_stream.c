@@ -663,9 +663,10 @@ static int send_kept(struct gpu_stream *s, uint64_t layer, void *on, struct numo
         if (s->uneven && gpu_cache_holds(&s->cache, layer, e))
             fill_row(s, row, count_slices(s, layer, e));
     }
+    /* a copy would wait, on whichever stream, for all that is queued for the link */
     rc = gpu_judge(
         gpu,
-        ops->copy_in(gpu->device, on, gpu_stream_table(s, s->tables, layer), table, s->table_bytes),
+        ops->read_in(gpu->device, on, gpu_stream_table(s, s->tables, layer), table, s->table_bytes),
         error, "copying the table of layer %llu", (unsigned long long)layer);
     if (!rc) /* this copy, too, is before it then */
         rc = gpu_judge(gpu, ops->event_record(gpu->device, s->used[layer], on), error,
