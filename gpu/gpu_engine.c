@@ -53,11 +53,16 @@ static int check_pinned(const struct gpu_pinned *pins, struct numoe_error *error
                                  "host memory is not all pinned: its copies would be waited for");
 }
 
-/* One call for all devices that have whole experts. */
-static int begin_all(struct numoe_gpu_model *m, uint64_t layer, const int32_t *ids, uint64_t tokens,
-                     uint64_t top_k, struct numoe_error *error)
+/* One call for all devices that have whole experts. ids, each NULL for all experts, and tokens: of
+ * each device; or [1]: of all devices' tokens, each of which is to have all. */
+static int begin_all(struct numoe_gpu_model *m, uint64_t layer, const int32_t *const *ids,
+                     const uint64_t *tokens, uint32_t lists, uint64_t top_k,
+                     struct numoe_error *error)
 {
     struct gpu_several *s = m->several;
+    const uint64_t experts = s->source.experts;
+    uint32_t *need = s->relay->list;
+    uint64_t all = 0;
     int rc;
 
     if (layer >= m->source.layers)
@@ -68,8 +73,32 @@ static int begin_all(struct numoe_gpu_model *m, uint64_t layer, const int32_t *i
         return rc;
     if (s->relay->running)
         return numoe_error_set(error, -EBUSY, "layer", "another call is not over");
-    count_need(s->relay->list, m->source.experts, ids, tokens * top_k);
-    return gpu_relay_begin(s->relay, layer, s->relay->list, ids ? tokens : 0, error);
+    memset(need, 0, experts * sizeof *need);
+    for (uint32_t i = 0; i < s->count; i++) {
+        uint32_t *wants = s->relay->sides[i].wants;
+
+        count_need(wants, experts, ids[i % lists], tokens[i % lists] * top_k);
+        for (uint64_t e = 0; i < lists && e < experts; e++)
+            need[e] += wants[e];
+        all += i < lists && ids[i] ? tokens[i] : 0;
+    }
+    return gpu_relay_begin(s->relay, layer, need, all, error);
+}
+
+int numoe_gpu_pieces_begin_each(struct numoe_gpu_model *m, uint64_t layer,
+                                const int32_t *const *ids, const uint64_t *tokens, uint64_t top_k,
+                                struct numoe_error *error)
+{
+    int rc;
+
+    if (!m->several)
+        return numoe_gpu_pieces_begin(m, layer, ids[0], tokens[0], top_k, error);
+    if (!m->several->relay)
+        return refuse_several(m, error);
+    gpu_relay_lock(m->several->relay);
+    rc = begin_all(m, layer, ids, tokens, m->several->count, top_k, error);
+    gpu_relay_unlock(m->several->relay);
+    return rc;
 }
 
 int numoe_gpu_pieces_begin(struct numoe_gpu_model *m, uint64_t layer, const int32_t *ids,
@@ -79,7 +108,7 @@ int numoe_gpu_pieces_begin(struct numoe_gpu_model *m, uint64_t layer, const int3
 
     if (m->several && m->several->relay) {
         gpu_relay_lock(m->several->relay);
-        rc = begin_all(m, layer, ids, tokens, top_k, error);
+        rc = begin_all(m, layer, &ids, &tokens, 1, top_k, error);
         gpu_relay_unlock(m->several->relay);
         return rc;
     }

@@ -86,7 +86,7 @@ static struct gpu_passed *passed_of(struct gpu_relay_side *side, const struct gp
 /* Device i gets the expert from its owner, device j. */
 static bool comes_from(const struct gpu_relay *r, uint32_t i, uint32_t j, uint32_t e)
 {
-    return r->need[e] && r->owner[e] == j && !r->sides[i].need[e];
+    return r->sides[i].wants[e] && r->owner[e] == j && !r->sides[i].need[e];
 }
 
 /* ---- opening a passed piece ------------------------------------------------------------------ */
@@ -273,10 +273,13 @@ static int send_passed(struct gpu_relay *r, uint32_t i, struct gpu_piece *p,
     struct gpu_relay_side *side = &r->sides[i];
     struct gpu_passed *x = passed_of(side, p);
     const struct gpu_relay_side *from = &r->sides[x->from];
+    struct gpu_trace *trace = side->model->stream.trace;
     const struct gpu_ops *ops = side->gpu->ops;
+    struct gpu_mark *mark;
     uint64_t bytes = 0;
     int rc = gpu_enter(side->gpu, error);
 
+    mark = rc ? NULL : gpu_trace_begin(trace, NUMOE_GPU_SPAN_PASS, r->layer, side->passes);
     for (uint32_t k = 0; !rc && k < x->count; k++) {
         const struct gpu_relay_copy *c = &x->copies[k];
         struct numoe_error why = NUMOE_ERROR_INIT;
@@ -295,8 +298,11 @@ static int send_passed(struct gpu_relay *r, uint32_t i, struct gpu_piece *p,
     if (!rc)
         rc = gpu_judge(side->gpu, ops->event_record(side->gpu->device, p->copied, side->passes),
                        error, "marking a piece as copied");
-    if (rc)
+    if (rc) {
+        gpu_trace_drop(mark);
         return rc;
+    }
+    gpu_trace_end(trace, mark, side->passes, x->experts, bytes);
     p->state = GPU_PIECE_QUEUED;
     gpu_tally_add(&side->model->stream.tally, GPU_PASSED_BYTES, bytes);
     gpu_tally_add(&side->model->stream.tally, GPU_PASSED_EXPERTS, x->experts);
@@ -382,6 +388,8 @@ static int go_on(struct gpu_relay *r, struct numoe_error *error)
         freed = false;
         for (uint32_t i = 0; !rc && i < r->count; i++) {
             rc = gpu_enter(r->sides[i].gpu, error);
+            if (!rc)
+                gpu_trace_drain(stream_of(r, i)->trace);
             if (!rc)
                 rc = gpu_stream_look(stream_of(r, i), &r->sides[i].ahead, error);
         }
@@ -727,15 +735,17 @@ static void share_out(struct gpu_relay *r, uint64_t layer)
                 r->owner[e] = i;
 }
 
-/* What device i has of the layer, or copies from the host: it may be on its way there already. */
+/* What device i has of the layer, or copies from the host: it may be on its way there already. Its
+ * own ones for whoever needs them; others if it wants them itself. */
 static void need_of(const struct gpu_relay *r, uint32_t i, uint64_t layer, const uint32_t *need,
-                    uint32_t *own)
+                    const uint32_t *wants, uint32_t *own)
 {
     const struct gpu_stream *s = &r->sides[i].model->stream;
 
     for (uint32_t e = 0; e < r->source->experts; e++) {
-        const bool has = !r->passes || r->owner[e] == i || gpu_stream_has(s, layer, e);
-        own[e] = has ? need[e] : 0;
+        const bool owns = r->passes && r->owner[e] == i;
+        const bool has = !r->passes || gpu_stream_has(s, layer, e);
+        own[e] = owns ? need[e] : has ? wants[e] : 0;
     }
 }
 
@@ -758,13 +768,14 @@ static int check_free(const struct gpu_relay *r, struct numoe_error *error)
 int gpu_relay_begin(struct gpu_relay *r, uint64_t layer, const uint32_t *need, uint64_t tokens,
                     struct numoe_error *error)
 {
+    const uint64_t experts = r->source->experts;
     const uint32_t all = (uint32_t)((UINT64_C(1) << r->count) - 1);
     int rc = check_free(r, error);
     uint32_t begun = 0;
 
     if (rc)
         return rc;
-    memcpy(r->need, need, r->source->experts * sizeof *need);
+    memcpy(r->need, need, experts * sizeof *need);
     r->layer = layer;
     r->serial++;
     r->turn = 0;
@@ -778,11 +789,11 @@ int gpu_relay_begin(struct gpu_relay *r, uint64_t layer, const uint32_t *need, u
         if (rc)
             break;
         gpu_model_warm(side->model);
-        need_of(r, begun, layer, r->need, side->need);
+        need_of(r, begun, layer, r->need, side->wants, side->need);
         rc = gpu_stream_begin(s, layer, side->need, r->need, tokens, error);
         if (!rc && r->passes)
             gpu_stream_lend(s, all & ~(UINT32_C(1) << begun));
-        for (uint32_t e = 0; !rc && e < r->source->experts; e++)
+        for (uint32_t e = 0; !rc && e < experts; e++)
             side->kept[e] =
                 r->owner[e] == begun && r->need[e] && gpu_cache_holds(&s->cache, layer, e);
         memset(side->list_at, 0, sizeof side->list_at);
@@ -819,7 +830,7 @@ int gpu_relay_prefetch(struct gpu_relay *r, uint64_t layer, const uint32_t *need
     for (uint32_t i = 0; !rc && i < r->count; i++) {
         struct gpu_stream *s = stream_of(r, i);
 
-        need_of(r, i, layer, need ? need : s->everything, own);
+        need_of(r, i, layer, need ? need : s->everything, need ? need : s->everything, own);
         rc = gpu_enter(r->sides[i].gpu, error);
         if (!rc)
             rc = gpu_stream_prefetch(s, layer, own, error);

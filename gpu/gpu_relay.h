@@ -42,9 +42,10 @@ struct gpu_relay_side {
     uint8_t *tables, *host_tables;        /* [GPU_PIECES]; host: pinned */
     void *passes;                         /* stream of copies from other devices */
     /* of a call */
-    uint32_t *need; /* [experts] what comes over the device's own link, or stays */
-    bool *kept;     /* [experts] its own ones that stayed when the call began ... */
-    bool kept_past; /* ... and whose copies are past, as the host has seen */
+    uint32_t *wants; /* [experts] not 0: for its tokens */
+    uint32_t *need;  /* [experts] what comes over the device's own link, or stays */
+    bool *kept;      /* [experts] its own ones that stayed when the call began ... */
+    bool kept_past;  /* ... and whose copies are past, as the host has seen */
     uint32_t list_at[NUMOE_GPU_MOST]; /* of each other device's job: up to where it was passed */
     uint32_t kept_at[NUMOE_GPU_MOST]; /* likewise of its experts that stay */
     enum gpu_stream_ahead ahead;      /* of its own link */
@@ -65,7 +66,7 @@ struct gpu_relay {
     uint64_t serial;                       /* of the call that runs, or ran last */
     bool failed;                           /* the call is to be ended */
     uint64_t layer;
-    uint32_t *need;             /* [experts] of the call */
+    uint32_t *need;             /* [experts] tokens of all devices, of the call */
     uint32_t *owner;            /* [experts] */
     uint32_t *list;             /* [experts] scratch */
     struct gpu_stretch *chunks; /* scratch: [experts * slices] */
@@ -108,7 +109,8 @@ void gpu_relay_close(struct gpu_relay *relay);
 void gpu_relay_lock(struct gpu_relay *relay);
 void gpu_relay_unlock(struct gpu_relay *relay);
 
-/* need: tokens of each expert [experts], by all devices; kept. */
+/* need: tokens of each expert [experts], by all devices; kept. What each wants of these experts is
+ * in its side's `wants`. */
 int gpu_relay_begin(struct gpu_relay *relay, uint64_t layer, const uint32_t *need, uint64_t tokens,
                     struct numoe_error *error);
 /*

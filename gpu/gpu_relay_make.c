@@ -141,7 +141,8 @@ static int make_side(struct gpu_relay *r, uint32_t i, struct numoe_error *error)
 
     side->need = calloc(experts, sizeof *side->need);
     side->kept = calloc(experts, sizeof *side->kept);
-    if (!side->need || !side->kept)
+    side->wants = calloc(experts, sizeof *side->wants);
+    if (!side->need || !side->kept || !side->wants)
         return numoe_error_set(error, -ENOMEM, "model", "out of memory");
     if (rc || !r->passes)
         return rc;
@@ -262,6 +263,7 @@ static void close_side(struct gpu_relay *r, uint32_t i)
         gpu_judge(gpu, ops->stream_destroy(gpu->device, side->passes), NULL, "freeing a stream");
     free(side->need);
     free(side->kept);
+    free(side->wants);
 }
 
 void gpu_relay_close(struct gpu_relay *r)

@@ -334,13 +334,14 @@ int numoe_gpu_profile_save(const struct numoe_gpu_model *model, const char *path
 /* ---- tracing -------------------------------------------------------------------------------- */
 
 enum numoe_gpu_span_kind {
-    NUMOE_GPU_SPAN_COPY,   /**< a piece of a layer's experts over the link */
-    NUMOE_GPU_SPAN_COMPUTE /**< a piece, or the experts that stay, computed for all tokens */
+    NUMOE_GPU_SPAN_COPY,    /**< a piece of a layer's experts over the link */
+    NUMOE_GPU_SPAN_COMPUTE, /**< a piece, or the experts that stay, computed for all tokens */
+    NUMOE_GPU_SPAN_PASS     /**< a piece of whole experts from another device, over no link */
 };
 
 struct numoe_gpu_span {
     enum numoe_gpu_span_kind kind;
-    uint32_t part;                  /**< of several devices: which */
+    uint32_t part;                  /**< of several devices: which; of a PASS: to which */
     uint64_t layer, experts, bytes; /**< bytes: copied */
     uint64_t begin_ns, end_ns;      /**< of CLOCK_MONOTONIC */
 };
@@ -348,7 +349,9 @@ struct numoe_gpu_span {
 /**
  * From now on tell of copies and of computations for numoe_gpu_forward, start and finish, in the
  * order in which they are found to be over: by a call of numoe_gpu_finish or forward, in its
- * thread. The device's clock is set beside the host's now; to some 10 us.
+ * thread. And of copies for pieces that are begun for several devices at once (numoe_gpu_model_
+ * options.whole): of each device over its link and, beside them, from other devices; by calls for
+ * these pieces. The device's clock is set beside the host's now; to some 10 us.
  * @param tell  must not call into the model
  * @return 0; -ENOMEM, -EIO; -EBUSY: a call is not over, or it is on already
  */
@@ -451,6 +454,16 @@ struct numoe_gpu_piece {
  */
 int numoe_gpu_pieces_begin(struct numoe_gpu_model *model, uint64_t layer, const int32_t *host_ids,
                            uint64_t tokens, uint64_t top_k, struct numoe_error *error);
+/**
+ * The same on several devices with whole experts, with the ids of each device's own tokens: an
+ * expert then goes to the devices that need it, and to the one whose link it crosses, instead of to
+ * all of them; every device may get experts that it has no tokens for.
+ * @param host_ids  [numoe_gpu_model_parts] each as above, or NULL: all experts
+ * @param tokens    [numoe_gpu_model_parts]
+ */
+int numoe_gpu_pieces_begin_each(struct numoe_gpu_model *model, uint64_t layer,
+                                const int32_t *const *host_ids, const uint64_t *tokens,
+                                uint64_t top_k, struct numoe_error *error);
 /**
  * The next piece: those that are on the device first, then in the order of arrival. What is queued
  * on the stream from now on finds it complete. Every expert is in one piece only.

@@ -240,6 +240,8 @@ static void trace_span(void *user, const struct numoe_gpu_span *span)
         .kind = copy ? TRACE_GPU_COPY : TRACE_GPU_COMPUTE,
         .args = {(uint32_t)span->layer, (uint32_t)span->experts, (uint32_t)(span->bytes >> 10)}};
 
+    if (span->kind == NUMOE_GPU_SPAN_PASS)
+        return; /* of whole experts, which a model of the runtime's has not */
     numoe_trace_add(trace, numoe_trace_gpu(trace, span->part, copy), &event);
 }
 

@@ -435,6 +435,142 @@ Test(gpu_relay, every_expert_crosses_one_link, .timeout = 60)
     regions_free();
 }
 
+/* Ids of each device's own tokens: an expert that some need is passed on to these alone. */
+Test(gpu_relay, experts_go_to_those_who_need_them, .timeout = 60)
+{
+    random_state = 12;
+    patterns_make();
+    for (uint64_t seed = 1; seed <= 40; seed++) {
+        const uint32_t count = 2 + (uint32_t)(seed % 3);
+        struct numoe_gpu_model_options options = options_of(seed);
+        uint64_t copied = 0, passed = 0;
+        struct numoe_gpu_report report;
+        struct set set;
+
+        options.stream = true; /* nothing stays, and nothing is prefetched */
+        set_make(&set, count, seed);
+        set_model(&set, &options);
+        for (uint64_t layer = 0; layer < LAYERS; layer++) {
+            int32_t ids[MOST][EXPERTS];
+            const int32_t *lists[MOST];
+            uint64_t counts[MOST] = {0};
+            bool wants[MOST][EXPERTS] = {{false}};
+
+            set.layer = layer;
+            memset(seen, 0, sizeof seen);
+            for (uint32_t i = 0; i < count; i++) {
+                lists[i] = ids[i];
+                for (int32_t e = 0; e < EXPERTS; e++)
+                    if (random_u64() % 3 == 0) {
+                        ids[i][counts[i]++] = e;
+                        wants[i][e] = present(NULL, layer, (uint64_t)e);
+                    }
+            }
+            for (uint64_t e = 0; e < EXPERTS; e++) {
+                bool any = false;
+                for (uint32_t i = 0; i < count; i++) {
+                    any = any || wants[i][e];
+                    passed += wants[i][e] &&
+                              !gpu_divide_has(&set.model->several->division, i, layer, e, EXPERTS);
+                }
+                copied += any;
+            }
+            cr_assert_eq(numoe_gpu_pieces_begin_each(set.model, layer, lists, counts, 1, NULL), 0);
+            cr_assert_eq(call_in_turns(&set, NULL), 0);
+            end_all(&set);
+            cr_assert_eq(sync_all(&set), 0);
+            for (uint32_t i = 0; i < count; i++)
+                for (int e = 0; e < EXPERTS; e++)
+                    cr_assert(seen[i][e] <= 1 && seen[i][e] >= wants[i][e]);
+        }
+        numoe_gpu_model_report(set.model, &report);
+        cr_expect_eq(report.copied_experts, copied);
+        cr_expect_eq(report.passed_experts, passed);
+        set_free(&set);
+    }
+    regions_free();
+}
+
+/* ---- spans ----------------------------------------------------------------------------------- */
+
+enum { SPANS = 2048 };
+
+static struct {
+    struct numoe_gpu_span spans[SPANS];
+    uint32_t count;
+} told;
+
+static void tell(void *user, const struct numoe_gpu_span *span)
+{
+    (void)user;
+    cr_assert_lt(told.count, SPANS);
+    told.spans[told.count++] = *span;
+}
+
+static int earlier(const void *a, const void *b)
+{
+    const struct numoe_gpu_span *x = a, *y = b;
+    return (x->begin_ns > y->begin_ns) - (x->begin_ns < y->begin_ns);
+}
+
+/* All of what is passed on to a device is on a lane of its own there. */
+Test(gpu_relay, spans_of_what_is_passed_on, .timeout = 60)
+{
+    random_state = 13;
+    patterns_make();
+    for (uint64_t seed = 1; seed <= 8; seed++) {
+        const uint32_t count = 2 + (uint32_t)(seed % 3);
+        const struct numoe_gpu_model_options options = options_of(seed);
+        uint64_t bytes[MOST][3] = {{0}}, experts[MOST][3] = {{0}}, end[MOST][3] = {{0}};
+        struct set set;
+
+        told.count = 0;
+        set_make(&set, count, seed);
+        set_model(&set, &options);
+        cr_assert_eq(numoe_gpu_trace(set.model, tell, NULL, NULL), 0);
+        for (uint64_t call = 0; call < 12; call++) {
+            cr_assert_eq(call_begin(&set, call % LAYERS, call < 11 ? 80 : 0, NULL), 0);
+            cr_assert_eq(call_in_turns(&set, NULL), 0);
+            end_all(&set);
+            for (uint32_t i = 0; i < count; i++) { /* what is over is told by the next call */
+                cr_assert_eq(
+                    fake_stream_sync(set.fake[i], set.model->several->relay->sides[i].passes), 0);
+                cr_assert_eq(fake_stream_sync(set.fake[i],
+                                              numoe_gpu_model_part(set.model, i)->stream.copies),
+                             0);
+            }
+        }
+        cr_assert_eq(sync_all(&set), 0);
+        qsort(told.spans, told.count, sizeof told.spans[0], earlier);
+        for (uint32_t k = 0; k < told.count; k++) {
+            const struct numoe_gpu_span *s = &told.spans[k];
+
+            cr_assert(s->kind == NUMOE_GPU_SPAN_COPY || s->kind == NUMOE_GPU_SPAN_PASS);
+            cr_assert_lt(s->part, count);
+            cr_expect_leq(s->begin_ns, s->end_ns);
+            cr_expect_geq(s->begin_ns, end[s->part][s->kind], "spans of a lane do not overlap");
+            cr_expect_eq(s->bytes, s->experts * EXPERT);
+            cr_expect_lt(s->layer, LAYERS);
+            end[s->part][s->kind] = s->end_ns;
+            bytes[s->part][s->kind] += s->bytes;
+            experts[s->part][s->kind] += s->experts;
+        }
+        for (uint32_t i = 0; i < count; i++) {
+            struct numoe_gpu_report report;
+
+            numoe_gpu_model_report(numoe_gpu_model_part(set.model, i), &report);
+            cr_expect_gt(report.passed_bytes, 0);
+            cr_expect_eq(bytes[i][NUMOE_GPU_SPAN_PASS], report.passed_bytes);
+            cr_expect_eq(experts[i][NUMOE_GPU_SPAN_PASS], report.passed_experts);
+            cr_expect_eq(bytes[i][NUMOE_GPU_SPAN_COPY], report.copied_bytes);
+        }
+        set_free(&set);
+    }
+    regions_free();
+}
+
+/* ---- who stays ------------------------------------------------------------------------------- */
+
 /* What stays with its owner crosses no link again, and is passed on from there; what a device holds
  * itself is not passed to it. */
 Test(gpu_relay, experts_that_stay, .timeout = 60)
@@ -463,6 +599,9 @@ Test(gpu_relay, experts_that_stay, .timeout = 60)
         cr_expect_eq(after.copied_experts - before.copied_experts, round ? 0 : EXPERTS);
         cr_expect_eq(after.passed_experts - before.passed_experts, 2 * EXPERTS);
     }
+    for (uint32_t i = 0; i < 3; i++) /* the tables of what stays have come to each by its stream */
+        cr_expect_eq(((const struct fake_stream *)set.streams[i])->copies_in, 0,
+                     "a copy waits for all that is queued for the link");
     /* for graphs of one device: all of them, over its own link */
     cr_assert_eq(numoe_gpu_hold(numoe_gpu_model_part(set.model, 1), 0, mine, 10, NULL), 0);
     numoe_gpu_held(numoe_gpu_model_part(set.model, 1), 0, held);
