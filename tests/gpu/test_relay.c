@@ -1,206 +1,10 @@
 /*
  * Experts that are whole on several devices, tens of thousands of them passed on from device to
  * device under random delays of each: whenever a computation happens, every expert that its table
- * has is there as it was when the call was made, and each device gets each expert once. Then
- * failures at every step, windows that are full, devices that do not reach each other.
+ * has is there as it was when the call was made, and each device gets each expert once. And who
+ * waits for whom. Failures are in test_relay_failures.c.
  */
-#include <criterion/criterion.h>
-#include <errno.h>
-
-#include "fake_device.h"
-#include "gpu_several.h"
-#include "transfer_patterns.h"
-
-enum { MOST = 4, EXPERT = SLICES * SLICE_BYTES };
-
-static const uint32_t evenly[MOST] = {1, 1, 1, 1}, unevenly[MOST] = {3, 1, 2, 5};
-
-/* ---- several devices ------------------------------------------------------------------------- */
-
-struct set {
-    uint32_t count;
-    struct fake *fake[MOST];
-    struct numoe_gpu *gpu[MOST];
-    struct numoe_gpu_model *model;
-    void *streams[MOST]; /* of the engine */
-    uint64_t layer;
-    uint32_t need[EXPERTS];
-};
-
-/* What computations of the call found: how often each expert on each device. */
-static struct fake *known[MOST];
-static uint32_t seen[MOST][EXPERTS];
-static uint64_t checked;
-
-/* A launch: x_stride is the layer, out_stride the generation. */
-static void check(struct fake *f, const struct numoe_cuda_ffn *c)
-{
-    uint32_t device = 0;
-
-    while (device < MOST && known[device] != f)
-        device++;
-    for (uint64_t e = 0; e < EXPERTS; e++) {
-        const uint32_t *at = c->slice_at + e * SLICES;
-
-        if (!fake_is(f, at, SLICES * 4, true)) {
-            fake_wrong(f, "a table outside of device memory");
-            return;
-        }
-        if (at[0] == NUMOE_CUDA_ABSENT)
-            continue;
-        for (uint64_t s = 0; s < SLICES; s++) {
-            const uint8_t *from = c->weights + at[s] * 64ull;
-
-            if (!fake_is(f, from, SLICE_BYTES, true))
-                fake_wrong(f, "a slice outside of device memory");
-            else if (!has_pattern(from, c->x_stride, e, s, c->out_stride))
-                fake_wrong(f, "an expert is not what it was when it was called for");
-        }
-        seen[device][e]++;
-        checked++;
-    }
-}
-
-static void set_make(struct set *set, uint32_t count, uint64_t seed)
-{
-    *set = (struct set){.count = count};
-    for (uint32_t i = 0; i < count; i++) {
-        struct numoe_gpu_properties p = {.name = "Fake", .index = i, .os_node = NUMOE_NONE};
-
-        set->fake[i] = known[i] = fake_make(seed * 31 + i * 7);
-        set->fake[i]->pins = i ? set->fake[0] : NULL;
-        set->fake[i]->instead = check;
-        cr_assert_eq(gpu_wrap(&fake_ops, set->fake[i], &p, NULL, &set->gpu[i]), 0);
-        cr_assert_eq(fake_stream_create(set->fake[i], &set->streams[i]), 0);
-    }
-}
-
-static void set_free(struct set *set)
-{
-    for (uint32_t i = 0; i < set->count; i++) {
-        struct fake *f = set->fake[i];
-
-        if (!f->sticky) {
-            cr_assert_eq(fake_stream_sync(f, set->streams[i]), 0);
-            fake_stream_destroy(f, set->streams[i]);
-        }
-    }
-    numoe_gpu_model_destroy(set->model);
-    for (uint32_t i = 0; i < set->count; i++) {
-        struct fake *f = set->fake[i];
-        uint32_t streams = 0;
-
-        cr_assert_eq(f->wrong, 0, "device %u: %s", i, f->text);
-        for (int k = 0; k < FAKE_STREAMS; k++)
-            streams += f->streams[k].used;
-        if (!f->sticky) {
-            cr_expect_leq(f->range_count, f->lost, "%u ranges were left", f->range_count);
-            cr_expect_leq(f->events, f->lost, "%u events were left", f->events);
-            cr_expect_leq(streams, f->lost, "%u streams were left", streams);
-        }
-        numoe_gpu_close(set->gpu[i]);
-        fake_free(f);
-    }
-}
-
-static struct numoe_gpu_model_options options_of(uint64_t seed)
-{
-    struct numoe_gpu_model_options options = patterns_options(seed);
-
-    options.no_pinning = false;
-    options.keep_free_bytes = 1 << 20;
-    options.shares = seed % 3 ? evenly : unevenly;
-    options.whole = NUMOE_GPU_WHOLE_PEERS;
-    return options;
-}
-
-static void set_model(struct set *set, const struct numoe_gpu_model_options *options)
-{
-    const struct numoe_gpu_source source = patterns_source();
-    struct numoe_error error = NUMOE_ERROR_INIT;
-
-    cr_assert_eq(
-        numoe_gpu_model_create_over(set->gpu, set->count, &source, options, &set->model, &error), 0,
-        "%s", error.message);
-}
-
-/* A computation with a piece, as an engine's kernel would be. */
-static int compute(struct set *set, uint32_t i, const struct numoe_gpu_piece *piece)
-{
-    const struct numoe_cuda_ffn c = {.weights = piece->weights,
-                                     .slice_at = piece->slice_at,
-                                     .x_stride = set->layer,
-                                     .out_stride = generations[set->layer]};
-
-    const int e = fake_launch(set->fake[i], set->streams[i], &c);
-
-    if (e)
-        fake_clear_error(set->fake[i]); /* the engine's own */
-    return e;
-}
-
-static int sync_all(struct set *set)
-{
-    int e = 0;
-
-    for (uint32_t i = 0; i < set->count; i++) {
-        const int one = fake_stream_sync(set->fake[i], set->streams[i]);
-        e = e ? e : one;
-    }
-    return e;
-}
-
-/* Some experts of a layer, by ids that may also be none. */
-static int call_begin(struct set *set, uint64_t layer, uint32_t percent, struct numoe_error *error)
-{
-    int32_t ids[EXPERTS + 2] = {-1, EXPERTS};
-    uint64_t count = 2;
-
-    set->layer = layer;
-    memset(seen, 0, sizeof seen);
-    memset(set->need, 0, sizeof set->need);
-    for (int32_t e = 0; e < EXPERTS; e++)
-        if (random_u64() % 100 < percent) {
-            ids[count++] = e;
-            set->need[e] = present(NULL, layer, (uint64_t)e);
-        }
-    return numoe_gpu_pieces_begin(set->model, layer, ids, count, 1, error);
-}
-
-/* What each device has got, once it has computed. Others than were asked for may be there, too. */
-static bool each_once(const struct set *set)
-{
-    for (uint32_t i = 0; i < set->count; i++)
-        for (int e = 0; e < EXPERTS; e++)
-            if (seen[i][e] > 1 || seen[i][e] < set->need[e])
-                return false;
-    return true;
-}
-
-static void end_all(struct set *set)
-{
-    for (uint32_t i = 0; i < set->count; i++)
-        numoe_gpu_pieces_end(numoe_gpu_model_part(set->model, i), set->streams[i]);
-}
-
-/* One thread for all devices, done with each piece before the next. */
-static int call_in_turns(struct set *set, struct numoe_error *error)
-{
-    for (;;) {
-        struct numoe_gpu_piece piece;
-        uint32_t i = MOST;
-        int rc = numoe_gpu_piece_any(set->model, set->streams, &i, &piece, error);
-
-        if (rc || !piece.slice_at)
-            return rc;
-        rc = compute(set, i, &piece) ? -EIO : 0;
-        if (!rc)
-            rc = numoe_gpu_piece_done(numoe_gpu_model_part(set->model, i), set->streams[i], &piece,
-                                      error);
-        if (rc)
-            return rc;
-    }
-}
+#include "relay_set.h"
 
 static bool is_past(const struct gpu_piece *p)
 {
@@ -413,10 +217,7 @@ Test(gpu_relay, every_expert_crosses_one_link, .timeout = 60)
         set_model(&set, &options);
         for (uint64_t layer = 0; layer < LAYERS; layer++) {
             cr_assert_eq(call_begin(&set, layer, 100, NULL), 0);
-            cr_assert_eq(call_in_turns(&set, NULL), 0);
-            end_all(&set);
-            cr_assert_eq(sync_all(&set), 0);
-            cr_assert(each_once(&set));
+            take_all(&set);
             for (int e = 0; e < EXPERTS; e++)
                 wanted += set.need[e];
         }
@@ -591,10 +392,7 @@ Test(gpu_relay, experts_that_stay, .timeout = 60)
     for (int round = 0; round < 2; round++) {
         numoe_gpu_model_report(set.model, &before);
         cr_assert_eq(call_begin(&set, 0, 100, NULL), 0);
-        cr_assert_eq(call_in_turns(&set, NULL), 0);
-        end_all(&set);
-        cr_assert_eq(sync_all(&set), 0);
-        cr_assert(each_once(&set));
+        take_all(&set);
         numoe_gpu_model_report(set.model, &after);
         cr_expect_eq(after.copied_experts - before.copied_experts, round ? 0 : EXPERTS);
         cr_expect_eq(after.passed_experts - before.passed_experts, 2 * EXPERTS);
@@ -609,10 +407,7 @@ Test(gpu_relay, experts_that_stay, .timeout = 60)
         cr_expect(held[e]);
     numoe_gpu_model_report(set.model, &before);
     cr_assert_eq(call_begin(&set, 0, 100, NULL), 0);
-    cr_assert_eq(call_in_turns(&set, NULL), 0);
-    end_all(&set);
-    cr_assert_eq(sync_all(&set), 0);
-    cr_assert(each_once(&set));
+    take_all(&set);
     numoe_gpu_model_report(set.model, &after);
     cr_expect_lt(after.passed_experts - before.passed_experts, 2 * EXPERTS);
     /* a device alone: all over its own link, into a call of its own */
@@ -666,10 +461,7 @@ Test(gpu_relay, experts_on_their_way_to_stay, .timeout = 60)
     for (int e = 0; e < EXPERTS; e++)
         kept += set.model->several->relay->sides[0].kept[e];
     cr_expect_geq(kept, 3);
-    cr_assert_eq(call_in_turns(&set, NULL), 0);
-    end_all(&set);
-    cr_assert_eq(sync_all(&set), 0);
-    cr_expect(each_once(&set));
+    take_all(&set);
     set_free(&set);
     regions_free();
 }
@@ -769,10 +561,58 @@ Test(gpu_relay, what_uses_biases_does_not_pass_what_is_on_its_way_to_stay, .time
         cr_assert_eq(compute(&set, 1, &piece), 0);
         cr_assert_eq(numoe_gpu_piece_done(part[1], set.streams[1], &piece, NULL), 0);
     }
-    cr_assert_eq(call_in_turns(&set, &error), 0, "%s", error.message);
-    end_all(&set);
-    cr_assert_eq(sync_all(&set), 0);
-    cr_expect(each_once(&set));
+    take_all(&set);
+    set_free(&set);
+    regions_free();
+}
+
+/* The first that a device gets of a call may be a passed piece: it, too, waits for the biases. */
+Test(gpu_relay, what_is_passed_on_waits_for_biases, .timeout = 60)
+{
+    struct numoe_gpu_model_options options = options_of(1);
+    struct numoe_gpu_source source = patterns_source();
+    struct numoe_error error = NUMOE_ERROR_INIT;
+    struct numoe_gpu_model *part[2];
+    struct numoe_gpu_piece piece;
+    uint32_t blocked = 1 << 30;
+    struct set set;
+
+    random_state = 3;
+    patterns_make();
+    source.down_bias = true;
+    source.bias = some_bias;
+    options.stream = true;
+    options.window_bytes = 100 * EXPERT;
+    set_make(&set, 2, 5);
+    cr_assert_eq(numoe_gpu_model_create_over(set.gpu, 2, &source, &options, &set.model, &error), 0,
+                 "%s", error.message);
+    for (uint32_t i = 0; i < 2; i++)
+        part[i] = numoe_gpu_model_part(set.model, i);
+    set.fake[0]->speed = 0;
+    set.fake[1]->speed = 255;
+    cr_assert_eq(fake_push(set.fake[0], part[0]->stream.copies,
+                           (struct fake_op){.what = FAKE_RUN, .to = &blocked, .run = later}),
+                 0);
+    cr_assert_eq(call_begin(&set, 0, 100, NULL), 0);
+    while (!any_here(&set.model->several->relay->sides[0])) {
+        cr_assert_eq(numoe_gpu_piece_next(part[1], set.streams[1], &piece, NULL), 0);
+        cr_assert_not_null(piece.slice_at);
+        cr_assert_eq(compute(&set, 1, &piece), 0);
+        cr_assert_eq(numoe_gpu_piece_done(part[1], set.streams[1], &piece, NULL), 0);
+        while (fake_step(set.fake[0], set.model->several->relay->sides[0].passes))
+            ;
+    }
+    cr_assert_eq(numoe_gpu_piece_next(part[0], set.streams[0], &piece, NULL), 0);
+    cr_assert(gpu_relay_has(set.model->several->relay, 0, piece.handle));
+    cr_assert_not_null(piece.down_bias);
+    cr_assert_eq(compute(&set, 0, &piece), 0);
+    while (fake_step(set.fake[0], set.streams[0]))
+        ;
+    for (int e = 0; e < EXPERTS; e++)
+        cr_expect_eq(seen[0][e], 0, "biases are not there");
+    blocked = 0;
+    cr_assert_eq(numoe_gpu_piece_done(part[0], set.streams[0], &piece, NULL), 0);
+    take_all(&set);
     set_free(&set);
     regions_free();
 }
@@ -821,10 +661,7 @@ Test(gpu_relay, what_is_refused_in_a_call_does_not_end_it, .timeout = 60)
     cr_assert_eq(numoe_gpu_piece_done(numoe_gpu_model_part(set.model, which), set.streams[which],
                                       &piece, NULL),
                  0);
-    cr_assert_eq(call_in_turns(&set, NULL), 0);
-    end_all(&set);
-    cr_assert_eq(sync_all(&set), 0);
-    cr_expect(each_once(&set));
+    take_all(&set);
     set_free(&set);
     regions_free();
 }
@@ -870,10 +707,7 @@ Test(gpu_relay, a_device_that_takes_nothing_holds_up_others_only_so_far, .timeou
         while (holds[i])
             cr_assert_eq(numoe_gpu_piece_done(part[i], set.streams[i], &held[i][--holds[i]], NULL),
                          0);
-    cr_assert_eq(call_in_turns(&set, &error), 0, "%s", error.message);
-    end_all(&set);
-    cr_assert_eq(sync_all(&set), 0);
-    cr_expect(each_once(&set));
+    take_all(&set);
     set_free(&set);
     regions_free();
 }
@@ -1010,260 +844,5 @@ Test(gpu_relay, an_end_waits_for_what_reads_and_writes, .timeout = 120)
     }
     cr_expect_gt(copies, 3);
     cr_expect_gt(computed, 3);
-    regions_free();
-}
-
-/* ---- what cannot be had ---------------------------------------------------------------------- */
-
-/* Two layers right, whichever way. */
-static void expect_right(struct set *set)
-{
-    struct numoe_error error = NUMOE_ERROR_INIT;
-
-    for (uint64_t layer = 0; layer < 2; layer++) {
-        cr_assert_eq(call_begin(set, layer, 80, &error), 0, "%s", error.message);
-        cr_assert_eq(call_in_turns(set, &error), 0, "%s", error.message);
-        end_all(set);
-        cr_assert_eq(sync_all(set), 0);
-        cr_assert(each_once(set));
-    }
-}
-
-Test(gpu_relay, devices_that_do_not_reach_each_other_copy_all_themselves, .timeout = 60)
-{
-    static const char *const says[] = {"opening GPU", "is not what is there", "its own link"};
-
-    random_state = 6;
-    patterns_make();
-    for (int way = 0; way < 3; way++) {
-        struct numoe_gpu_model_options options = options_of(1);
-        struct numoe_gpu_report report;
-        struct set set;
-
-        set_make(&set, 3, (uint64_t)way + 1);
-        set.fake[1]->no_peers = way == 0;
-        set.fake[2]->spoils = way == 1;
-        if (way == 2)
-            options.whole = NUMOE_GPU_WHOLE_LINKS;
-        set_model(&set, &options);
-        expect_right(&set);
-        numoe_gpu_model_report(set.model, &report);
-        cr_expect_not(report.passes);
-        cr_expect_eq(report.passed_bytes, 0);
-        cr_expect_not_null(strstr(report.pass_note, says[way]), "%s", report.pass_note);
-        set_free(&set);
-    }
-    regions_free();
-}
-
-Test(gpu_relay, what_is_no_faster_is_not_taken_by_itself, .timeout = 60)
-{
-    struct numoe_gpu_model_options options = options_of(1);
-    const struct gpu_links slow = {.host_gbs = {50, 52}, .peer_gbs = {60, 300}};
-    const struct gpu_links fast = {.host_gbs = {50, 52}, .peer_gbs = {400, 300}};
-    const struct numoe_error none = NUMOE_ERROR_INIT;
-    struct numoe_gpu_report report = {0};
-    struct gpu_relay relay = {0};
-    struct numoe_error error = NUMOE_ERROR_INIT;
-    const struct numoe_gpu_source source = patterns_source();
-    struct set set;
-
-    patterns_make();
-    set_make(&set, 2, 5);
-    for (int way = 0; way < 3; way++) {
-        options.whole = way == 2 ? NUMOE_GPU_WHOLE_PEERS : NUMOE_GPU_WHOLE_AUTO;
-        relay = (struct gpu_relay){0};
-        report = (struct numoe_gpu_report){0};
-        cr_assert_eq(gpu_relay_open(&relay, set.gpu, 2, &source, &options, NULL), 0);
-        cr_assert_eq(gpu_relay_choose(&relay, &options, way == 1 ? &fast : &slow, &none, NULL), 0);
-        cr_expect_eq(relay.passes, way > 0);
-        gpu_relay_report(&relay, &report);
-        cr_expect_eq(report.peer_gbs, way == 1 ? 300 : 60);
-        cr_expect(way ? !*report.pass_note : strstr(report.pass_note, "60.0 GB/s") != NULL, "%s",
-                  report.pass_note);
-        gpu_relay_close(&relay);
-    }
-    /* nor if there is no room for what is passed */
-    relay = (struct gpu_relay){0};
-    set.fake[1]->memory = options.keep_free_bytes + 4 * 2 * EXPERT - 1;
-    cr_assert_eq(gpu_relay_open(&relay, set.gpu, 2, &source, &options, NULL), 0);
-    cr_assert_eq(gpu_relay_choose(&relay, &options, &fast, &none, NULL), 0);
-    cr_expect_not(relay.passes);
-    cr_expect_not_null(strstr(relay.note, "no room for two experts"), "%s", relay.note);
-    gpu_relay_close(&relay);
-    set.fake[1]->memory = 64 << 20;
-    /* where all experts fit nothing is to be passed */
-    options.whole = NUMOE_GPU_WHOLE_AUTO;
-    options.stream = false;
-    options.cache_bytes = 0;
-    relay = (struct gpu_relay){0};
-    options.whole = 99;
-    cr_expect_eq(numoe_gpu_model_create_over(set.gpu, 2, &source, &options, &set.model, &error),
-                 -EINVAL);
-    options.whole = NUMOE_GPU_WHOLE_PEERS;
-    set_model(&set, &options);
-    {
-        struct gpu_relay *r = set.model->several->relay;
-        struct gpu_relay again = {
-            .lock = PTHREAD_MUTEX_INITIALIZER, .count = 2, .source = &source, .passes = true};
-
-        for (uint32_t i = 0; i < 2; i++) {
-            again.sides[i].gpu = set.gpu[i];
-            again.sides[i].model = r->sides[i].model;
-        }
-        options.whole = NUMOE_GPU_WHOLE_AUTO;
-        cr_assert_eq(gpu_relay_make(&again, r->division, &options, NULL), 0);
-        cr_expect_not(again.passes);
-        cr_expect_not_null(strstr(again.note, "room for all"), "%s", again.note);
-        gpu_relay_close(&again);
-    }
-    {
-        uint64_t done, tokens;
-        const struct numoe_gpu_call call = {.tokens = 1, .top_k = 1};
-
-        cr_expect_eq(numoe_gpu_forward(set.model, 0, &call, &done, NULL), -ENOTSUP);
-        cr_expect_eq(numoe_gpu_start(set.model, 0, &call, 0, &tokens, NULL), -ENOTSUP);
-    }
-    expect_right(&set);
-    set_free(&set);
-    regions_free();
-}
-
-/* Memory that is not pinned would have to be waited for. */
-Test(gpu_relay, memory_that_is_not_pinned_is_refused, .timeout = 60)
-{
-    struct numoe_gpu_model_options options = options_of(1);
-    struct set set;
-
-    patterns_make();
-    options.no_pinning = true;
-    set_make(&set, 2, 5);
-    set_model(&set, &options);
-    cr_expect_eq(numoe_gpu_pieces_begin(set.model, 0, NULL, 0, 0, NULL), -ENOTSUP);
-    set_free(&set);
-    regions_free();
-}
-
-/* As numoe certify asks it, of a device that is right and of one that is not. */
-Test(gpu_relay, a_device_taken_as_two_is_certified, .timeout = 60)
-{
-    struct numoe_gpu_finding found;
-    struct set set;
-
-    for (int spoils = 0; spoils < 2; spoils++) {
-        set_make(&set, 1, 3);
-        cr_assert_eq(numoe_gpu_certify_passing(set.gpu[0], &found, NULL), 0);
-        cr_expect(found.there && found.ok, "%s", found.text);
-        set.fake[0]->spoils = spoils;
-        if (spoils) {
-            cr_assert_eq(numoe_gpu_certify_passing(set.gpu[0], &found, NULL), 0);
-            cr_expect(found.there && !found.ok);
-            cr_expect_not_null(strstr(found.text, "is not what is there"), "%s", found.text);
-        }
-        set_free(&set);
-    }
-    /* at every step */
-    for (uint64_t at = 0, reached = UINT64_MAX; at < reached; at += 1 + at / 60)
-        for (int code = 2; code <= 700; code += 698) {
-            struct numoe_error error = NUMOE_ERROR_INIT;
-            int rc;
-
-            set_make(&set, 1, 3);
-            set.fake[0]->fail_at = set.fake[0]->calls + at;
-            set.fake[0]->fail_code = code;
-            rc = numoe_gpu_certify_passing(set.gpu[0], &found, &error);
-            cr_expect(rc ? error.message[0] : found.there, "%d at %d", code, (int)at);
-            cr_expect(rc || found.ok || *found.text);
-            reached = set.fake[0]->calls;
-            set.fake[0]->fail_at = UINT64_MAX;
-            set_free(&set);
-        }
-}
-
-/* ---- failures -------------------------------------------------------------------------------- */
-
-/* Code at every step of one device. */
-static void fail_everywhere(uint32_t count, uint32_t victim, int code)
-{
-    const struct numoe_gpu_source source = patterns_source();
-    uint64_t at, reached, left_off = 0;
-
-    for (at = 0;; at += 1 + at / 40) {
-        struct numoe_gpu_model_options options = options_of(at % 7 + 1);
-        struct numoe_error error = NUMOE_ERROR_INIT;
-        struct numoe_gpu_report report;
-        uint32_t failures = 0;
-        struct fake *f;
-        struct set set;
-        int rc;
-
-        options.chunk_bytes = 0; /* pinning has tests of its own */
-        set_make(&set, count, at + 1);
-        f = set.fake[victim];
-        f->fail_at = f->calls + at;
-        f->fail_code = code;
-        rc = numoe_gpu_model_create_over(set.gpu, count, &source, &options, &set.model, &error);
-        if (rc) {
-            cr_expect_null(set.model);
-            cr_expect(error.message[0]);
-        }
-        if (!rc) {
-            numoe_gpu_model_report(set.model, &report);
-            rc = report.pinned_bytes != report.arena_bytes; /* and is refused then */
-        }
-        for (int i = 0; !rc && i < 5; i++) {
-            const uint64_t failing = f->fail_at;
-            int again = call_begin(&set, (uint64_t)i % LAYERS, 90, &error);
-            const bool begun = !again;
-
-            if (begun)
-                again = call_in_turns(&set, &error);
-            if (begun)
-                end_all(&set);
-            f->fail_at = UINT64_MAX;
-            if (!f->sticky) {
-                cr_assert_eq(sync_all(&set), 0);
-                cr_assert(again || each_once(&set), "code %d at %d of device %u, call %d", code,
-                          (int)at, victim, i);
-            }
-            f->fail_at = failing < f->calls ? UINT64_MAX : failing;
-            failures += again != 0;
-            cr_expect(failures <= 1 || f->sticky, "two calls failed");
-            if (!begun && i < 4)
-                cr_expect(again == -EIO || again == gpu_errno_of(code), "%d", again);
-        }
-        if (set.model) {
-            numoe_gpu_model_report(set.model, &report);
-            left_off += !report.passes;
-            cr_expect_eq(report.passes, !*report.pass_note);
-            cr_expect_eq(numoe_gpu_model_health(set.model, NULL), f->sticky ? -EIO : 0);
-        }
-        f->fail_at = UINT64_MAX;
-        reached = f->calls;
-        set_free(&set);
-        if (at > reached)
-            break;
-    }
-    cr_expect_gt(at, 100, "only %d steps", (int)at);
-    cr_expect_gt(left_off, 0);
-}
-
-Test(gpu_relay, one_of_two_fails_at_every_step, .timeout = 600)
-{
-    random_state = 7;
-    patterns_make();
-    for (uint32_t victim = 0; victim < 2; victim++) {
-        fail_everywhere(2, victim, 2);
-        fail_everywhere(2, victim, 700);
-    }
-    regions_free();
-}
-
-Test(gpu_relay, one_of_four_fails_at_every_step, .timeout = 600)
-{
-    random_state = 8;
-    patterns_make();
-    fail_everywhere(4, 1, 1);
-    fail_everywhere(4, 3, 719);
     regions_free();
 }
