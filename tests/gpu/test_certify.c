@@ -14,6 +14,7 @@
 #include "small_model.h"
 
 static uint32_t crooked_form; /* that computes wrong; 0: none does */
+static uint32_t crooked_from; /* so many tokens on */
 static bool crooked_replay;
 static uint64_t launches;
 
@@ -21,7 +22,7 @@ static int crooked_launch(void *device, void *stream, const struct numoe_cuda_ff
 {
     struct numoe_cuda_ffn other = *ffn;
     launches++;
-    if (crooked_form && ffn->form == crooked_form)
+    if (crooked_form && ffn->form == crooked_form && ffn->tokens >= crooked_from)
         other.scale *= 1.05f;
     return fake_launch(device, stream, &other);
 }
@@ -521,6 +522,7 @@ Test(gpu_certify, a_wrong_form_is_not_used_and_the_others_are, .timeout = 60)
         struct numoe_cuda_ffn ffn = {.shape.hidden = 64, .slices = 2, .experts = 4, .top_k = 2};
 
         crooked_form = wrong;
+        crooked_from = wrong % 2 ? 1 : 100; /* few tokens or many */
         crooked_replay = false;
         cr_expect_eq(gpu_self_test(gpu, &rel_l2, NULL), 0); /* whether it is chosen or not */
         cr_expect_gt(rel_l2, GPU_TEST_LIMIT);

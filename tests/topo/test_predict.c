@@ -394,6 +394,28 @@ Test(predict_prefill, twice_the_public_report, .timeout = 60)
                   p->tokens_per_s[NUMOE_LEVER_LINKS]);
         cr_assert_eq(p->lever, NUMOE_LEVER_PASS, "%s", numoe_lever_name(p->lever));
     }
+    /* the last levers are the ways of the tables above, at what overlap and sharing cost */
+    for (uint32_t i = 0; i < 5; i++) {
+        const struct numoe_prediction_prefill *p = &prediction->prefill[i];
+        const uint32_t tokens = p->tokens;
+
+        if (tokens == 32768)
+            continue; /* in no table */
+        assert_near(p->tokens_per_s[NUMOE_LEVER_LINKS],
+                    cell_of(prediction, NUMOE_WAY_STREAM, tokens)->tokens_per_s / 1.02, 1e-9,
+                    "links");
+        assert_near(p->tokens_per_s[NUMOE_LEVER_CACHE],
+                    cell_of(prediction, NUMOE_WAY_CACHE, tokens)->tokens_per_s / 1.02, 1e-9,
+                    "cache");
+        assert_near(p->tokens_per_s[NUMOE_LEVER_CPU],
+                    cell_of(prediction, NUMOE_WAY_SHARED, tokens)->tokens_per_s / 1.08, 1e-9,
+                    "CPUs");
+        cr_assert_gt(p->tokens_per_s[NUMOE_LEVER_CPU], p->tokens_per_s[NUMOE_LEVER_CACHE]);
+        cr_assert_eq(p->bound, cell_of(prediction, NUMOE_WAY_SHARED, tokens)->bound);
+    }
+    cr_assert_str_eq(numoe_lever_name(NUMOE_LEVER_LINKS), "links");
+    cr_assert_str_eq(numoe_lever_name(NUMOE_LEVER_CACHE), "cache");
+    cr_assert_str_eq(numoe_lever_name(NUMOE_LEVER_CPU), "cpu-share");
     numoe_prediction_free(prediction);
     numoe_plan_free(plan);
     numoe_machine_free(machine);
