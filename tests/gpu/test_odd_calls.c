@@ -514,6 +514,38 @@ Test(gpu_odd_calls, one_expert_no_tokens_and_repeated_ids, .timeout = 60)
     model_free(m);
 }
 
+/* With add a token without a computed entry keeps its bits: those of a negative zero, too. */
+Test(gpu_odd_calls, a_token_that_is_skipped_keeps_its_bits)
+{
+    struct model *m = model_make(LAYERS, false);
+    struct fake *f = fake_make(3);
+    struct numoe_gpu *gpu = wrap(f);
+    const struct numoe_gpu_source source = source_of(m);
+    const struct numoe_gpu_model_options options = {.keep_free_bytes = 4 << 20};
+    struct numoe_gpu_model *model;
+    struct batch b;
+    uint64_t done, tokens;
+
+    cr_assert_eq(numoe_gpu_model_create(gpu, &source, &options, &model, NULL), 0);
+    for (int joins = 0; joins < 2; joins++) {
+        batch_make(&b);
+        b.call.tokens = 3;
+        b.call.add = !joins;
+        b.call.join = joins;
+        b.ids[0][0] = b.ids[2][0] = 0;
+        b.ids[1][0] = b.ids[1][1] = -1;
+        for (int k = 0; k < HIDDEN; k++)
+            b.out[1][k] = b.before[1][k] = -0.0f;
+        cr_assert_eq(numoe_gpu_start(model, 0, &b.call, 0, &tokens, NULL), 0);
+        cr_assert_eq(numoe_gpu_finish(model, &b.call, &done, NULL), 0);
+        cr_expect(same_bits(b.out[1], b.before[1], sizeof b.out[1]), "joins: %d", joins);
+        b.call.add = true;
+        cr_expect(batch_right(m, 0, &b, done));
+    }
+    close_clean(model, gpu, f);
+    model_free(m);
+}
+
 /* Launches in their order: of which part, and how many tokens. */
 static struct {
     const uint32_t *part;
