@@ -9,6 +9,7 @@ struct captured {
     struct fake_graph graph;
     struct batch batch;
     uint64_t layer, tokens;
+    bool add;
     uint8_t *host, *memory;
 };
 
@@ -36,11 +37,12 @@ static bool replay_right(const struct model *m, struct fake *f, struct captured 
 {
     batch_make(&c->batch);
     c->batch.call.tokens = c->tokens;
-    c->batch.call.add = false;
+    c->batch.call.add = c->add;
     memcpy(c->host, c->batch.x, sizeof c->batch.x);
     memcpy(c->host + PART, c->batch.ids, sizeof c->batch.ids);
     memcpy(c->host + 2 * PART, c->batch.routing, sizeof c->batch.routing);
-    cr_assert_eq(fake_copy_in(f, stream, c->memory, c->host, 3 * PART), 0);
+    memcpy(c->host + 3 * PART, c->batch.out, sizeof c->batch.out);
+    cr_assert_eq(fake_copy_in(f, stream, c->memory, c->host, 4 * PART), 0);
     cr_assert_eq(fake_graph_launch(f, stream, &c->graph), 0);
     cr_assert_eq(fake_copy_out(f, stream, c->host + 3 * PART, c->memory + 3 * PART, PART), 0);
     cr_assert_eq(fake_stream_sync(f, stream), 0);
@@ -84,11 +86,12 @@ static void run_seed(uint64_t seed)
     for (int i = 0; i < GRAPHS; i++) {
         c[i].tokens = tokens[i];
         c[i].layer = i % 2 ? ABSENT_LAYER : 1;
+        c[i].add = i > 1;
         cr_assert_eq(fake_host_allocate(f, 4 * PART, (void **)&c[i].host), 0);
         cr_assert_eq(fake_allocate(f, 5 * PART, (void **)&c[i].memory), 0);
     }
     for (int i = 0; i < GRAPHS; i++) {
-        call = call_of(&c[i], false);
+        call = call_of(&c[i], c[i].add);
         fake_capture(stream, &c[i].graph);
         if (i < 2) { /* not held yet: refused, and the capture is whole */
             cr_expect_eq(numoe_gpu_enqueue(model, c[i].layer, &call, NULL, stream, &error),

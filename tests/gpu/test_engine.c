@@ -3,11 +3,21 @@
 
 enum { CALLS = 4 * LAYERS, PART = 4096 };
 
+static const void *watched; /* a stream of the caller's, while a call is queued on it */
+static uint64_t waits;
+
+static int sync_watched(void *device, void *stream)
+{
+    waits += watched && stream == watched;
+    return fake_stream_sync(device, stream);
+}
+
 static void run_seed(uint64_t seed)
 {
     struct model *m = model_make(LAYERS, seed % 2);
     struct fake *f = fake_make(seed);
     struct numoe_gpu *gpu = wrap(f);
+    struct gpu_ops ops = fake_ops;
     const struct numoe_gpu_source source = source_of(m);
     const struct numoe_gpu_model_options options = {.window_bytes = 20000 + seed % 3 * 30000,
                                                     .stream = seed % 5 == 0,
@@ -20,6 +30,8 @@ static void run_seed(uint64_t seed)
     uint8_t *memory[CALLS], *host = NULL;
     void *streams[2];
 
+    ops.stream_sync = sync_watched;
+    gpu->ops = &ops;
     cr_assert_eq(numoe_gpu_model_create(gpu, &source, &options, &model, NULL), 0);
     cr_assert_eq(fake_host_allocate(f, CALLS * 4 * PART, (void **)&host), 0);
     for (int i = 0; i < 2; i++)
@@ -30,12 +42,12 @@ static void run_seed(uint64_t seed)
         struct numoe_gpu_device_call call;
 
         batch_make(&b[i]);
-        b[i].call.add = false;
         cr_assert_eq(fake_allocate(f, 5 * PART, (void **)&memory[i]), 0);
         memcpy(at, b[i].x, sizeof b[i].x);
         memcpy(at + PART, b[i].ids, sizeof b[i].ids);
         memcpy(at + 2 * PART, b[i].routing, sizeof b[i].routing);
-        fake_copy_in(f, stream, memory[i], at, 3 * PART);
+        memcpy(at + 3 * PART, b[i].out, sizeof b[i].out);
+        fake_copy_in(f, stream, memory[i], at, 4 * PART);
         call = (struct numoe_gpu_device_call){
             .tokens = b[i].call.tokens,
             .top_k = TOP_K,
@@ -46,19 +58,23 @@ static void run_seed(uint64_t seed)
             .routing = (const float *)(const void *)(memory[i] + 2 * PART),
             .out = (float *)(void *)(memory[i] + 3 * PART),
             .out_stride = HIDDEN + GAP,
+            .add = b[i].call.add,
             .scale = 1.5f,
             .workspace = memory[i] + 4 * PART,
             .workspace_bytes = PART,
         };
+        watched = stream;
         cr_assert_eq(numoe_gpu_enqueue(model, i % LAYERS, &call,
                                        random_u64() % 3 ? &b[i].ids[0][0] : NULL, stream, &error),
                      0, "%s", error.message);
+        watched = NULL;
         fake_copy_out(f, stream, at + 3 * PART, memory[i] + 3 * PART, PART);
         if (random_u64() % 2)
             cr_assert_eq(numoe_gpu_prefetch(model, (i + 1) % LAYERS, NULL, 0, NULL), 0);
         call.workspace_bytes = 1;
         cr_expect_eq(numoe_gpu_enqueue(model, 0, &call, NULL, stream, &error), -EINVAL);
     }
+    cr_expect_eq(waits, 0, "the host has waited for the caller's stream");
     for (int i = 0; i < 2; i++)
         cr_assert_eq(fake_stream_sync(f, streams[i]), 0);
     for (uint64_t i = 0; i < CALLS; i++) {
