@@ -153,7 +153,8 @@ static inline int sync_all(struct set *set)
 }
 
 /* Some experts of a layer, by ids that may also be none. */
-static inline int call_begin(struct set *set, uint64_t layer, uint32_t percent, struct numoe_error *error)
+static inline int call_begin(struct set *set, uint64_t layer, uint32_t percent,
+                             struct numoe_error *error)
 {
     int32_t ids[EXPERTS + 2] = {-1, EXPERTS};
     uint64_t count = 2;

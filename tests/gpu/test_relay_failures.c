@@ -1,6 +1,6 @@
 /*
- * Experts that are whole on several devices, where something fails or cannot be had: devices that do
- * not reach each other, no room, memory that is not pinned; and a failure at every step.
+ * Experts that are whole on several devices, where something fails or cannot be had: devices that
+ * do not reach each other, no room, memory that is not pinned; and a failure at every step.
  */
 #include "relay_set.h"
 
