@@ -2,15 +2,16 @@
  * Passing experts on: for all devices together; each device works by itself.
  *
  * Any number of threads call. relay->lock protects everything of a call: all of struct gpu_relay
- * but what gpu_relay_open to gpu_relay_make set and what is for reports, and of each device's model
- * the stream (struct gpu_stream), its cells, window and jobs, with every call of the device's that
- * is made for it. gpu_engine.c takes the lock (gpu_relay_lock) around each function that it has for
- * pieces, so it is held wherever this file is entered. The one wait for a device, in
+ * but `users`, what gpu_relay_open to gpu_relay_make set and what is for reports, and of each
+ * device's model the stream (struct gpu_stream), its cells, window and jobs, with every call of the
+ * device's that is made for it. gpu_engine.c takes the lock (gpu_relay_lock) around each function
+ * that it has for pieces, so it is held wherever this file is entered. The wait for pieces, in
  * gpu_relay_next, gives it up: others take pieces, are done with them, or end the call meanwhile.
- * Behind a wait nothing that was seen before holds any more but `device`; whether it is the same
- * call still is told by `serial`. Nobody is woken: who waits looks again after a nap, so no wake-up
- * is lost. A thread counts as one of `users` until it is out; who destroys the models marks them as
- * `closing`, which ends every wait, and waits for the last.
+ * Behind a wait nothing that was seen before holds any more but `device`; whether it is the
+ * same call still is told by `serial`. Nobody is woken: who waits looks again after a nap, so no
+ * wake-up is lost. A thread counts as one of `users` from before it takes the lock, as it may wait
+ * for that, until it is out; who destroys the models marks them as `closing`, which ends every
+ * wait, and waits for the last.
  *
  * A call of a layer is one for all devices. Every expert has an owner among them, which has it from
  * its own cells, or copies it from the host as in any call (gpu_stream.c). The others copy it from
@@ -495,16 +496,17 @@ void gpu_relay_lock(struct gpu_relay *r)
 {
     if (!r)
         return;
+    atomic_fetch_add_explicit(&r->users, 1, memory_order_relaxed);
     pthread_mutex_lock(&r->lock);
-    r->users++;
 }
 
 void gpu_relay_unlock(struct gpu_relay *r)
 {
     if (!r)
         return;
-    r->users--;
     pthread_mutex_unlock(&r->lock);
+    /* the last that the thread does with it; pairs with the load in gpu_relay_stop */
+    atomic_fetch_sub_explicit(&r->users, 1, memory_order_release);
 }
 
 /* Others may do anything meanwhile. */
@@ -845,9 +847,9 @@ void gpu_relay_stop(struct gpu_relay *r)
         return; /* never opened */
     pthread_mutex_lock(&r->lock);
     r->closing = true;
-    while (r->users)
-        nap_unlocked(r, 0);
     pthread_mutex_unlock(&r->lock);
+    while (atomic_load_explicit(&r->users, memory_order_acquire)) /* pairs with gpu_relay_unlock */
+        nap(0);
     for (uint32_t i = 0; i < r->count; i++) {
         struct gpu_relay_side *side = &r->sides[i];
 

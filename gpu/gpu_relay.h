@@ -55,8 +55,8 @@ struct gpu_relay_side {
 /* What `lock` protects is said in gpu_relay.c. */
 struct gpu_relay {
     pthread_mutex_t lock;
-    uint32_t users; /* threads between gpu_relay_lock and unlock, those that wait included */
-    bool closing;   /* the models are about to be destroyed */
+    atomic_uint users; /* threads from gpu_relay_lock to unlock, those that wait included */
+    bool closing;      /* the models are about to be destroyed */
     uint32_t count;
     const struct numoe_gpu_source *source; /* of the whole, as of each device */
     const struct gpu_division *division;   /* who copies which expert from the host */

@@ -3,7 +3,7 @@
  * one thread that reads reports all the while: for ThreadSanitizer; and every expert comes to each
  * device once, as it was. Then, with one device's link at a standstill: the thread that waits for
  * it keeps no other from its pieces, and is sent away when the call is ended or the model
- * destroyed.
+ * destroyed, wherever in the call it is by then.
  *
  * The fake devices know no threads. What the engine does with them by itself is done under the lock
  * that gpu_relay.c has around everything it does with them.
@@ -184,12 +184,7 @@ static void begin_still(void)
 static void await_waiting(void)
 {
     for (int times = 0; times < 50;) {
-        bool waits;
-
-        pthread_mutex_lock(&relay->lock);
-        waits = relay->users > 0;
-        pthread_mutex_unlock(&relay->lock);
-        times = waits ? times + 1 : 0;
+        times = atomic_load_explicit(&relay->users, memory_order_relaxed) ? times + 1 : 0;
         nap();
     }
 }
@@ -271,6 +266,40 @@ static void waiting_ends(void)
     }
 }
 
+static void *ask_once(void *argument)
+{
+    struct numoe_gpu_piece piece;
+
+    if (numoe_gpu_piece_next(argument, streams[1], &piece, NULL) != -ECANCELED)
+        fail("who asks while the model is being destroyed has to be told");
+    return NULL;
+}
+
+static void *destroy(void *argument)
+{
+    numoe_gpu_model_destroy(argument);
+    return NULL;
+}
+
+/* Destroyed by one thread while another has come no further than to the lock. */
+static void destroying_waits_for_the_lock(void)
+{
+    pthread_t threads[2];
+
+    if (numoe_gpu_pieces_begin(model, 0, NULL, 0, 0, NULL))
+        fail("a call before the end");
+    pthread_mutex_lock(&relay->lock);
+    pthread_create(&threads[0], NULL, destroy, model);
+    for (int times = 0; times < 50; times++)
+        nap();
+    pthread_create(&threads[1], NULL, ask_once, numoe_gpu_model_part(model, 1));
+    for (int times = 0; times < 50; times++)
+        nap();
+    pthread_mutex_unlock(&relay->lock);
+    for (int i = 0; i < 2; i++)
+        pthread_join(threads[i], NULL);
+}
+
 int main(void)
 {
     static const uint32_t shares[DEVICES] = {1, 1, 1};
@@ -327,6 +356,12 @@ int main(void)
     await_waiting();
     numoe_gpu_model_destroy(model);
     pthread_join(threads[0], NULL);
+    for (int times = 0; times < 10; times++) {
+        if (numoe_gpu_model_create_over(gpus, DEVICES, &source, &options, &model, NULL))
+            return 1;
+        relay = model->several->relay;
+        destroying_waits_for_the_lock();
+    }
     for (uint32_t i = 0; i < DEVICES; i++) {
         fake_stream_destroy(fakes[i], streams[i]);
         if (fakes[i]->wrong)
