@@ -661,6 +661,8 @@ int gpu_relay_done(struct gpu_relay *r, uint32_t i, void *on, struct gpu_piece *
     const struct gpu_ops *ops = side->gpu->ops;
     int rc = 0;
 
+    if (!r->running || p->state != GPU_PIECE_TAKEN)
+        return gpu_stream_refuse(error);
     if (s->bias)
         rc = gpu_judge(side->gpu, ops->event_record(side->gpu->device, s->used[r->layer], on),
                        error, "marking the end of layer %llu", (unsigned long long)r->layer);

@@ -855,6 +855,11 @@ int gpu_stream_look(struct gpu_stream *s, enum gpu_stream_ahead *ahead, struct n
     return rc;
 }
 
+int gpu_stream_refuse(struct numoe_error *error)
+{
+    return numoe_error_set(error, -EINVAL, "piece", "is not taken, or was given up since");
+}
+
 int gpu_stream_done(struct gpu_stream *s, void *on, const struct gpu_part *part,
                     struct numoe_error *error)
 {
@@ -864,6 +869,8 @@ int gpu_stream_done(struct gpu_stream *s, void *on, const struct gpu_part *part,
     bool cells = !p;
     int rc = 0;
 
+    if (!s->in_call || (p ? p->job != s->current || p->state != GPU_PIECE_TAKEN : !s->kept_open))
+        return gpu_stream_refuse(error);
     if (s->computing && on == s->compute) {
         gpu_trace_end(s->trace, s->computing, on, count_computed(s, p), 0);
         s->computing = NULL;

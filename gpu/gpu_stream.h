@@ -181,9 +181,11 @@ int gpu_stream_lead(struct gpu_stream *stream, struct numoe_error *error);
  */
 int gpu_stream_next(struct gpu_stream *stream, void *on, struct gpu_part *part,
                     struct numoe_error *error);
-/* What was queued on `on` until now was the last use of the part. */
+/* What was queued on `on` until now was the last use of the part. -EINVAL: it is not taken, or was
+ * given up since. */
 int gpu_stream_done(struct gpu_stream *stream, void *on, const struct gpu_part *part,
                     struct numoe_error *error);
+int gpu_stream_refuse(struct numoe_error *error); /* that -EINVAL */
 /* What gpu_stream_next comes to. */
 enum gpu_stream_ahead {
     GPU_PART_NONE,  /* no part with experts that are needed is left */

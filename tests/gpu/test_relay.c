@@ -666,6 +666,57 @@ Test(gpu_relay, what_is_refused_in_a_call_does_not_end_it, .timeout = 60)
     regions_free();
 }
 
+/* ---- what is given up ------------------------------------------------------------------------ */
+
+/* Pieces of a call that was ended, whichever thread did that, are nobody's: to be done with one is
+ * refused, and nothing becomes of it in the call that follows. */
+Test(gpu_relay, what_was_given_up_is_not_done_with, .timeout = 60)
+{
+    uint32_t stayed = 0, own = 0, passed = 0;
+
+    random_state = 15;
+    patterns_make();
+    for (uint64_t seed = 1; seed <= 12; seed++) {
+        struct numoe_gpu_model_options options = options_of(seed);
+        struct set set;
+
+        options.stream = false;
+        options.cache_bytes = 8 * EXPERT;
+        options.window_bytes = 20 * EXPERT;
+        set_make(&set, 2, seed);
+        set_model(&set, &options);
+        for (uint64_t call = 0; call < 6; call++) {
+            struct numoe_gpu_model *part = numoe_gpu_model_part(set.model, call % 2);
+            void *const stream = set.streams[call % 2];
+            struct numoe_gpu_piece held[4];
+            uint32_t holds = 0;
+
+            cr_assert_eq(call_begin(&set, 0, 100, NULL), 0);
+            while (holds < 4 && !numoe_gpu_piece_next(part, stream, &held[holds], NULL) &&
+                   held[holds].slice_at) {
+                const struct numoe_gpu_piece *p = &held[holds++];
+
+                stayed += !p->handle;
+                passed += p->handle && gpu_relay_has(part->relay, part->index, p->handle);
+                own += p->handle && !gpu_relay_has(part->relay, part->index, p->handle);
+            }
+            cr_assert_gt(holds, 0);
+            cr_assert_eq(numoe_gpu_piece_done(part, stream, &held[0], NULL), 0);
+            cr_expect_eq(numoe_gpu_piece_done(part, stream, &held[0], NULL), -EINVAL, "twice");
+            end_all(&set);
+            for (uint32_t k = 0; k < holds; k++)
+                cr_expect_eq(numoe_gpu_piece_done(part, stream, &held[k], NULL), -EINVAL);
+            cr_assert_eq(call_begin(&set, 0, 100, NULL), 0);
+            for (uint32_t k = 0; k < holds; k++)
+                cr_expect_eq(numoe_gpu_piece_done(part, stream, &held[k], NULL), -EINVAL);
+            take_all(&set);
+        }
+        set_free(&set);
+    }
+    cr_expect(stayed && own && passed, "%u, %u, %u", stayed, own, passed);
+    regions_free();
+}
+
 /* ---- who waits for whom ---------------------------------------------------------------------- */
 
 Test(gpu_relay, a_device_that_takes_nothing_holds_up_others_only_so_far, .timeout = 60)
