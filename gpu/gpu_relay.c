@@ -7,7 +7,8 @@
  * device's that is made for it. gpu_engine.c takes the lock (gpu_relay_lock) around each function
  * that it has for pieces, so it is held wherever this file is entered. The wait for pieces, in
  * gpu_relay_next, gives it up: others take pieces, are done with them, or end the call meanwhile.
- * Behind a wait nothing that was seen before holds any more but `device`; whether it is the
+ * With the lock held nobody waits for what a consumer computes, but at the end of a call that has
+ * failed. Behind a wait nothing that was seen before holds any more but `device`; whether it is the
  * same call still is told by `serial`. Nobody is woken: who waits looks again after a nap, so no
  * wake-up is lost. A thread counts as one of `users` from before it takes the lock, as it may wait
  * for that, until it is out; who destroys the models marks them as `closing`, which ends every
@@ -594,6 +595,8 @@ static int find_here(struct gpu_relay *r, uint32_t *device, void *const *streams
         *finished = *finished && side->finished;
         if (!p && side->ahead != GPU_PART_HERE)
             continue;
+        if (side->ahead == GPU_PART_HERE && !stream_of(r, i)->kept_given)
+            p = NULL; /* what is on the device anyway is first */
         rc = gpu_enter(side->gpu, error);
         if (!rc)
             rc = p ? give_passed(r, i, p, streams[any ? i : 0], piece, error)

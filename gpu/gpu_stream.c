@@ -844,13 +844,17 @@ int gpu_stream_look(struct gpu_stream *s, enum gpu_stream_ahead *ahead, struct n
     struct gpu_piece *p;
     int rc = find_piece(s, &p, &full, error);
 
-    if (!rc && !s->kept_given && any_kept(s)) {
-        *ahead = GPU_PART_HERE;
-        return 0;
+    const uint64_t layer = s->jobs[s->current].layer;
+    const bool kept = !s->kept_given && any_kept(s);
+    void *const event = kept ? s->stale[layer] ? s->used[layer] : NULL : p ? p->copied : NULL;
+
+    if (!rc && event)
+        rc = gpu_judge(s->gpu, s->gpu->ops->event_query(s->gpu->device, event, &here), error,
+                       "waiting for layer %llu", (unsigned long long)layer);
+    if (kept) {
+        *ahead = here ? GPU_PART_HERE : GPU_PART_COMES;
+        return rc;
     }
-    if (!rc && p)
-        rc = gpu_judge(s->gpu, s->gpu->ops->event_query(s->gpu->device, p->copied, &here), error,
-                       "waiting for layer %llu", (unsigned long long)s->jobs[s->current].layer);
     *ahead = full ? GPU_PART_FULL : !p ? GPU_PART_NONE : here ? GPU_PART_HERE : GPU_PART_COMES;
     return rc;
 }

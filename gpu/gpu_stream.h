@@ -190,8 +190,8 @@ int gpu_stream_refuse(struct numoe_error *error); /* that -EINVAL */
 enum gpu_stream_ahead {
     GPU_PART_NONE,  /* no part with experts that are needed is left */
     GPU_PART_FULL,  /* there is no space for it: see -EAGAIN above */
-    GPU_PART_COMES, /* its copies are queued */
-    GPU_PART_HERE   /* and past, or it is of experts that stay */
+    GPU_PART_COMES, /* its copies are queued; or the host may not write its table yet */
+    GPU_PART_HERE   /* gpu_stream_next gives it without waiting */
 };
 /* Queue what there is space for, and say what the next part is. */
 int gpu_stream_look(struct gpu_stream *stream, enum gpu_stream_ahead *ahead,

@@ -719,6 +719,96 @@ Test(gpu_relay, what_was_given_up_is_not_done_with, .timeout = 60)
 
 /* ---- who waits for whom ---------------------------------------------------------------------- */
 
+static bool is_open(void *gate)
+{
+    return *(const bool *)gate;
+}
+
+/* The table of what stays is written when nothing reads it any more. Until then a device whose
+ * consumer computes with it holds up no other, and nobody is waited for in its stead. */
+Test(gpu_relay, a_device_that_computes_keeps_no_other_from_what_stays, .timeout = 60)
+{
+    struct numoe_gpu_model_options options = options_of(1);
+
+    random_state = 16;
+    patterns_make();
+    options.stream = false;
+    options.cache_bytes = (uint64_t)LAYERS * EXPERTS * EXPERT;
+    options.window_bytes = 100 * EXPERT;
+    for (uint64_t seed = 1; seed <= 10; seed++) {
+        struct numoe_gpu_piece piece;
+        bool gate = false;
+        uint32_t which;
+        struct set set;
+
+        set_make(&set, 2, seed);
+        set_model(&set, &options);
+        fake_push(set.fake[0], set.streams[0],
+                  (struct fake_op){.what = FAKE_RUN, .to = &gate, .run = is_open});
+        cr_assert_eq(call_begin(&set, 0, 100, NULL), 0);
+        cr_assert_eq(call_in_turns(&set, NULL), 0);
+        end_all(&set);
+        cr_assert_eq(fake_stream_sync(set.fake[1], set.streams[1]), 0);
+        cr_assert(numoe_gpu_model_part(set.model, 0)->stream.stale[0]);
+        cr_assert_eq(call_begin(&set, 0, 100, NULL), 0);
+        do {
+            cr_assert_eq(numoe_gpu_piece_any(set.model, set.streams, &which, &piece, NULL), 0);
+            cr_assert(which ? !piece.handle
+                            : gpu_relay_has(set.model->several->relay, 0, piece.handle));
+            cr_assert_eq(compute(&set, which, &piece), 0);
+            cr_assert_eq(numoe_gpu_piece_done(numoe_gpu_model_part(set.model, which),
+                                              set.streams[which], &piece, NULL),
+                         0);
+        } while (which == 0);
+        gate = true;
+        cr_assert_eq(call_in_turns(&set, NULL), 0);
+        end_all(&set);
+        cr_assert_eq(sync_all(&set), 0);
+        for (int e = 0; e < EXPERTS; e++) /* device 0: those of the call before, too */
+            cr_assert(seen[0][e] == 2 && seen[1][e] == 1);
+        set_free(&set);
+    }
+    regions_free();
+}
+
+/* However late a device asks: what is on it anyway is before what has come from others. */
+Test(gpu_relay, what_stays_is_first, .timeout = 60)
+{
+    struct numoe_gpu_model_options options = options_of(1);
+    struct numoe_gpu_model *part[2];
+    struct numoe_gpu_piece piece;
+    struct set set;
+
+    random_state = 17;
+    patterns_make();
+    options.stream = false;
+    options.cache_bytes = (uint64_t)LAYERS * EXPERTS * EXPERT;
+    options.window_bytes = 100 * EXPERT;
+    set_make(&set, 2, 4);
+    set_model(&set, &options);
+    for (uint32_t i = 0; i < 2; i++)
+        part[i] = numoe_gpu_model_part(set.model, i);
+    for (int call = 0; call < 2; call++) {
+        cr_assert_eq(call_begin(&set, 0, 100, NULL), 0);
+        if (call == 0)
+            take_all(&set);
+    }
+    do {
+        cr_assert_eq(numoe_gpu_piece_next(part[0], set.streams[0], &piece, NULL), 0);
+        if (piece.slice_at) {
+            cr_assert_eq(compute(&set, 0, &piece), 0);
+            cr_assert_eq(numoe_gpu_piece_done(part[0], set.streams[0], &piece, NULL), 0);
+        }
+    } while (piece.slice_at || !any_here(&set.model->several->relay->sides[1]));
+    cr_assert_eq(numoe_gpu_piece_next(part[1], set.streams[1], &piece, NULL), 0);
+    cr_expect_null(piece.handle);
+    cr_assert_eq(compute(&set, 1, &piece), 0);
+    cr_assert_eq(numoe_gpu_piece_done(part[1], set.streams[1], &piece, NULL), 0);
+    take_all(&set);
+    set_free(&set);
+    regions_free();
+}
+
 Test(gpu_relay, a_device_that_takes_nothing_holds_up_others_only_so_far, .timeout = 60)
 {
     struct numoe_gpu_model_options options = options_of(1);
