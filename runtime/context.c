@@ -119,13 +119,19 @@ static void open_gpus(struct numoe *context, const struct numoe_options *options
                       enum numoe_gpu_mode mode, struct numoe_gpu_verdict *verdict)
 {
     const struct numoe_machine *machine = context->described ? NULL : context->machine;
+    bool refused[NUMOE_GPU_MOST] = {false};
 
     for (uint32_t i = 0; i < options->gpu_device_count; i++) {
         struct numoe_gpu_verdict v = {0};
         struct numoe_gpu *gpu;
-        const int rc =
-            numoe_gpu_open(options->gpu_devices[i], mode, machine, &context->log, &gpu, &v, NULL);
+        int rc;
 
+        for (uint32_t k = 0; k < i; k++) /* one that is there twice is told of once */
+            refused[i] |= refused[k] && options->gpu_devices[k] == options->gpu_devices[i];
+        if (refused[i])
+            continue;
+        rc = numoe_gpu_open(options->gpu_devices[i], mode, machine, &context->log, &gpu, &v, NULL);
+        refused[i] = rc != 0;
         if (i == 0 || (!rc && !context->gpu))
             *verdict = v;
         if (rc && mode != NUMOE_GPU_OFF)

@@ -28,6 +28,34 @@ static struct numoe *context_make(const struct gpu_ops *ops, struct fake *fake)
     return context;
 }
 
+static uint32_t left_out;
+
+static void count_left_out(void *user, enum numoe_log_level level, const char *message)
+{
+    (void)user;
+    left_out += level == NUMOE_LOG_WARNING && strstr(message, "is left out: ");
+}
+
+/* A device that is asked for twice and is not there is told of once. */
+Test(gpu_fallback, a_device_is_left_out_once)
+{
+    static const uint32_t devices[] = {97, 98, 97, 97, 98};
+    struct numoe_options options = NUMOE_OPTIONS_INIT;
+    struct numoe *context;
+
+    options.topology = "pack:3 [numa(memory=4GB)] core:1 pu:1";
+    options.threads = 2;
+    options.gpu = NUMOE_GPU_ON;
+    options.gpu_devices = devices;
+    options.gpu_device_count = sizeof devices / sizeof *devices;
+    options.log.fn = count_left_out;
+    left_out = 0;
+    cr_assert_eq(numoe_open(&options, &context, NULL), 0);
+    cr_expect_eq(left_out, 2);
+    cr_expect_null(context->gpu);
+    numoe_close(context);
+}
+
 static struct numoe_model *model_make(struct numoe *context)
 {
     const struct numoe_model_desc desc =
