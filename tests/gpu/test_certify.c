@@ -5,7 +5,10 @@
 #include <fcntl.h>
 #include <jansson.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "cli_certify.h"
@@ -17,13 +20,19 @@ static uint32_t crooked_form; /* that computes wrong; 0: none does */
 static uint32_t crooked_from; /* so many tokens on */
 static bool crooked_replay;
 static uint64_t launches;
+static uint64_t interrupted_at; /* the launch in which somebody interrupts; 0: nobody does */
+static uint64_t nudged_from;    /* launches from this one on are a little off; 0: none is */
 
 static int crooked_launch(void *device, void *stream, const struct numoe_cuda_ffn *ffn)
 {
     struct numoe_cuda_ffn other = *ffn;
     launches++;
+    if (interrupted_at && launches >= interrupted_at)
+        raise(SIGINT);
     if (crooked_form && ffn->form == crooked_form && ffn->tokens >= crooked_from)
         other.scale *= 1.05f;
+    if (nudged_from && launches >= nudged_from)
+        other.scale *= 1.0f + 1e-4f;
     return fake_launch(device, stream, &other);
 }
 
@@ -132,6 +141,81 @@ Test(gpu_certify, a_pipeline_that_loses_a_copy_is_found, .timeout = 120)
         numoe_gpu_close(gpu);
         fake_free(f);
     }
+}
+
+/* Streamed outputs that are near float64 and not near those of the same step by step. */
+Test(gpu_certify, a_pipeline_that_is_a_little_off_is_found, .timeout = 60)
+{
+    const struct gpu_ops ops = ops_of();
+
+    for (int round = 0; round < 2; round++) {
+        struct fake *f = fake_make(3);
+        struct numoe_gpu *gpu = open_fake(f, &ops, "Fake");
+        struct numoe_gpu_finding found;
+
+        launches = 0;
+        nudged_from = round ? 2 : 0; /* the first is that of the step by step */
+        cr_assert_eq(numoe_gpu_certify_pipeline(gpu, 24, &found, NULL), 0);
+        cr_expect_eq(found.ok, !round, "%s", found.text);
+        cr_expect_leq(found.rel_l2, GPU_TEST_LIMIT);
+        cr_expect_eq(strstr(found.text, "step by step") != NULL, round, "%s", found.text);
+        numoe_gpu_close(gpu);
+        fake_free(f);
+    }
+    nudged_from = 0;
+}
+
+enum { EVERY = 256 };
+
+static enum numoe_matrix spoilt_matrix;
+static unsigned spoilt_byte;
+
+/* Outputs of experts that have a scale byte in a matrix are wrong. */
+static void spoil(struct fake *f, const struct numoe_cuda_ffn *c)
+{
+    fake_compute(f, c);
+    for (uint32_t t = 0; t < c->tokens; t++) {
+        const int32_t e = ((const int32_t *)c->ids)[t * c->top_k];
+        const uint8_t *slice = c->weights + c->slice_at[(uint32_t)e * c->slices] * 64ull;
+        unsigned byte;
+
+        numoe_slice_weight(&c->shape, slice, spoilt_matrix, 0, 0, NULL, &byte);
+        for (uint64_t k = 0; k < c->shape.hidden; k++)
+            if (byte == spoilt_byte || spoilt_byte == EVERY)
+                ((float *)c->out)[t * c->out_stride + k] *= 1.05f;
+    }
+}
+
+/* Every byte is looked at in the matrix that is named, and in no other. */
+Test(gpu_certify, a_scale_byte_of_one_matrix_is_found, .timeout = 120)
+{
+    static const unsigned bytes[] = {0, 126, 200, 254, EVERY};
+    struct fake *f = fake_make(3);
+    struct numoe_gpu *gpu = open_fake(f, &fake_ops, "Fake");
+
+    f->instead = spoil;
+    for (size_t b = 0; b < sizeof bytes / sizeof *bytes; b++)
+        for (int spoilt = NUMOE_GATE; spoilt <= NUMOE_DOWN; spoilt++)
+            for (int looked = NUMOE_GATE; looked <= NUMOE_DOWN; looked++) {
+                const bool every = bytes[b] == EVERY, bad = every || looked == spoilt;
+                struct numoe_gpu_finding found;
+                char from[64], count[64];
+
+                spoilt_matrix = (enum numoe_matrix)spoilt;
+                spoilt_byte = bytes[b];
+                snprintf(count, sizeof count, "%d scale bytes are off", every ? 255 : 1);
+                snprintf(from, sizeof from, ", from %u on", every ? 0 : spoilt_byte);
+                cr_assert_eq(numoe_gpu_certify_codes(gpu, NUMOE_CUDA_64, (enum numoe_matrix)looked,
+                                                     &found, NULL),
+                             0);
+                cr_expect_eq(found.ok, !bad, "%u of %d, %d: %s", spoilt_byte, spoilt, looked,
+                             found.text);
+                if (bad)
+                    cr_expect(strstr(found.text, count) == found.text && strstr(found.text, from),
+                              "%u of %d: %s", spoilt_byte, spoilt, found.text);
+            }
+    numoe_gpu_close(gpu);
+    fake_free(f);
 }
 
 static char path[] = "/tmp/numoe-certify-XXXXXX";
