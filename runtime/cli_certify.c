@@ -49,11 +49,11 @@ static void row_of(const struct certify_check *check, char name[32])
 static void print_rows(const struct certify *c, FILE *out, bool markdown)
 {
     const char *const line =
-        markdown ? "| %s | %u | %u | %u | %u | %.2e |\n" : "%-16s %6u %6u %6u %6u   %.2e\n";
+        markdown ? "| %s | %u | %u | %u | %u | %.2e |\n" : "%-20s %6u %6u %6u %6u   %.2e\n";
 
     fprintf(out, markdown ? "| kernels | ok | failed | absent | errors | worst rel. L2 |\n"
                             "|---|---|---|---|---|---|\n"
-                          : "kernels              ok failed absent errors   worst rel. L2\n");
+                          : "kernels                  ok failed absent errors   worst rel. L2\n");
     for (uint32_t i = 0; i < c->count;) {
         struct tally t = {.worst = 0};
         char name[32], other[32];
@@ -114,12 +114,15 @@ static void print(const struct certify *c, const char *verdict, FILE *out, bool 
 static int write_report(const struct certify *c, const char *verdict, const char *path)
 {
     FILE *file = fopen(path, "we");
+    bool written = false;
 
     if (file) {
         print(c, verdict, file, true);
-        if (!ferror(file) && !fclose(file))
-            return CLI_OK;
+        written = !ferror(file);
+        written = !fclose(file) && written;
     }
+    if (written)
+        return CLI_OK;
     cli_error(path, "could not be written");
     return CLI_FAILURE;
 }
@@ -160,6 +163,8 @@ int certify_command(struct certify *c, const char *verdict, const struct cli_val
         cli_error(error.where, "%s", error.message);
         return CLI_BAD_INPUT;
     }
+    if (c->anew)
+        cli_error("warning", "%s has no check in it: it is begun anew", values->resume);
     if (certify_run(c, values->resume, progress, &error)) {
         cli_progress_end();
         cli_error("certify", "%s", error.message);
@@ -217,8 +222,10 @@ const struct cli_verb cli_certify = {
         "and how many tokens a second of DeepSeek-V4-Flash's experts it computes while they are\n"
         "copied, by length of the prompt.\n"
         "With --resume FILE each check is written to FILE when it is done, and what FILE has is\n"
-        "not done again. Exit status 5: a check failed. When a GPU is used, forms of kernels\n"
-        "that compute wrong there are found by the self-test and not used, and the others are.\n",
+        "not done again; an interrupt ends it at once, and loses nothing of that. Exit status 5: "
+        "a\n"
+        "check failed. When a GPU is used, forms of kernels that compute wrong there are found by\n"
+        "the self-test and not used, and the others are.\n",
     .directory = CLI_DIRECTORY_NONE,
     .options = options,
     .run = run,

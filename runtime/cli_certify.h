@@ -52,14 +52,16 @@ struct certify {
     uint32_t count;
     double link_gbs;
     long kept; /* bytes of the file that was read, of whole lines; 0: there was none */
+    bool anew; /* there was one, with nothing in it but what was cut off of its first line */
 };
 
 /* All checks of a device, none of them done; in the order in which they are done. 0 or -ENOMEM */
 int certify_init(struct certify *certify, struct numoe_gpu *gpu);
 void certify_fini(struct certify *certify);
 
-/* Read what a file says was done before, if there is one. -EINVAL: of another device or build, or
- * damaged before its last line, which may be cut off; -errno */
+/* Read what a file says was done before, if there is one. Its last line may be cut off; where that
+ * is the first, or there is none, all is open and `anew` set. -EINVAL: of another device or build,
+ * damaged before its last line, or no regular file; -errno */
 int certify_resume(struct certify *certify, const char *path, struct numoe_error *error);
 
 /* Do what is open, and after each check append it to the file unless path is NULL. done is told how

@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "bench.h"
@@ -164,37 +165,66 @@ static int take_line(struct certify *c, const json_t *line)
     return -EINVAL;
 }
 
+/* What a power cut may leave of a file that was just begun: the device's line without its end. */
+static bool only_begun(const char *text, size_t bytes)
+{
+    static const char head[] = "{\"device\":\"";
+    const size_t length = sizeof head - 1;
+    const char *quote;
+
+    if (bytes <= length)
+        return !memcmp(text, head, bytes);
+    quote = memchr(text + length, '"', bytes - length);
+    return !memcmp(text, head, length) && (!quote || quote == text + bytes - 1);
+}
+
+static int take_first(struct certify *c, const json_t *line, const char *path,
+                      struct numoe_error *error)
+{
+    const char *device = json_string_value(json_object_get(line, "device"));
+
+    if (!device)
+        return numoe_error_set(error, -EINVAL, path, "is no file of numoe certify");
+    return strcmp(device, c->device) != 0
+               ? numoe_error_set(error, -EINVAL, path, "is of %s, and this is %s", device,
+                                 c->device)
+               : 0;
+}
+
 int certify_resume(struct certify *c, const char *path, struct numoe_error *error)
 {
-    FILE *file = fopen(path, "re");
+    struct stat status;
+    FILE *file;
     char *text = NULL;
     size_t room = 0;
+    ssize_t length;
     unsigned number_of_line = 0;
     int rc = 0;
 
-    if (!file && errno == ENOENT)
-        return 0;
+    if (stat(path, &status))
+        return errno == ENOENT ? 0 : numoe_error_set(error, -errno, path, "%s", strerror(errno));
+    if (!S_ISREG(status.st_mode)) /* others may have no end, or nobody who writes */
+        return numoe_error_set(error, -EINVAL, path, "is no regular file");
+    file = fopen(path, "re");
     if (!file) {
         rc = -errno;
         return numoe_error_set(error, rc, path, "%s", strerror(-rc));
     }
-    while (!rc && getline(&text, &room, file) > 0) {
-        const bool whole = strchr(text, '\n') != NULL;
-        json_t *line = json_loads(text, 0, NULL);
-        if (number_of_line++ == 0) {
-            const char *device = json_string_value(json_object_get(line, "device"));
-            if (!device)
-                rc = numoe_error_set(error, -EINVAL, path, "is no file of numoe certify");
-            else if (strcmp(device, c->device) != 0)
-                rc = numoe_error_set(error, -EINVAL, path, "is of %s, and this is %s", device,
-                                     c->device);
-        } else if (whole && (!line || take_line(c, line))) {
+    while (!rc && (length = getline(&text, &room, file)) > 0) {
+        const size_t bytes = (size_t)length;
+        const bool whole = text[bytes - 1] == '\n';
+        json_t *line = json_loadb(text, bytes, 0, NULL);
+        if (number_of_line++ == 0 && !whole && !line && only_begun(text, bytes))
+            break;
+        if (number_of_line == 1)
+            rc = take_first(c, line, path, error);
+        else if (whole && (!line || take_line(c, line)))
             rc = numoe_error_set(error, -EINVAL, path, "line %u is damaged", number_of_line);
-        }
         json_decref(line);
         if (!rc && whole)
             c->kept = ftell(file);
     }
+    c->anew = !rc && !c->kept;
     free(text);
     fclose(file);
     return rc;

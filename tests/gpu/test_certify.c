@@ -404,8 +404,17 @@ static char *take_back(FILE *file)
     return text;
 }
 
-/* The command's code and words, with checks done that this fake is quick in. Standard error is a
- * file, or the terminal that is given, whose words are then not taken back. */
+/* Those checks that this fake is quick in. */
+static void make_quick(struct certify *c, struct numoe_gpu *gpu)
+{
+    make(c, gpu);
+    for (uint32_t i = 0; i < c->count; i++)
+        if (c->checks[i].tokens > 8 || c->checks[i].kind == CERTIFY_CODES)
+            c->checks[i].state = CERTIFY_ABSENT;
+}
+
+/* The command's code and words with quick checks. Standard error is a file, or the terminal that is
+ * given, whose words are then not taken back. */
 static struct spoken speak(struct numoe_gpu *gpu, const struct cli_values *values, int terminal)
 {
     FILE *out = tmpfile(), *err = tmpfile();
@@ -413,10 +422,7 @@ static struct spoken speak(struct numoe_gpu *gpu, const struct cli_values *value
     struct spoken s;
     struct certify c;
 
-    make(&c, gpu);
-    for (uint32_t i = 0; i < c.count; i++)
-        if (c.checks[i].tokens > 8 || c.checks[i].kind == CERTIFY_CODES)
-            c.checks[i].state = CERTIFY_ABSENT;
+    make_quick(&c, gpu);
     fflush(stdout);
     fflush(stderr);
     dup2(fileno(out), 1);
@@ -438,6 +444,31 @@ static void spoken_free(struct spoken *s)
 {
     free(s->out);
     free(s->err);
+}
+
+/* Of the table's rows of kernels: outcomes in each of the four columns. */
+static void sum_columns(const char *text, uint32_t sums[4])
+{
+    const char *row = strstr(text, "worst rel. L2");
+
+    memset(sums, 0, 4 * sizeof *sums);
+    cr_assert_not_null(row, "%s", text);
+    for (row = strchr(row, '\n') + 1; *row != '\n'; row = strchr(row, '\n') + 1) {
+        unsigned of[4];
+
+        cr_assert_eq(sscanf(row + 20, "%u %u %u %u", &of[0], &of[1], &of[2], &of[3]), 4, "%s", row);
+        for (int i = 0; i < 4; i++)
+            sums[i] += of[i];
+    }
+}
+
+static uint32_t kernel_checks(const struct certify *c, enum certify_state state)
+{
+    uint32_t count = 0;
+
+    for (uint32_t i = 0; i < c->count; i++)
+        count += c->checks[i].kind <= CERTIFY_MARLIN && c->checks[i].state == state;
+    return count;
 }
 
 static json_t *checks_with(const json_t *root, const char *state)
@@ -588,6 +619,465 @@ Test(gpu_certify, a_lost_device_ends_it_and_a_later_run_goes_on, .timeout = 120)
     cr_expect_str_eq(s.out, "");
     spoken_free(&s);
     unlink(path);
+    numoe_gpu_close(gpu);
+    fake_free(f);
+}
+
+static void write_bytes(const char *name, const void *bytes, size_t count)
+{
+    FILE *file = fopen(name, "w");
+
+    cr_assert_not_null(file);
+    cr_assert_eq(fwrite(bytes, 1, count, file), count);
+    cr_assert_eq(fclose(file), 0);
+}
+
+/* What power cuts and hands may leave in a file: of nothing nothing is lost, and it is begun anew;
+ * of anything else nothing is changed. */
+Test(gpu_certify, a_file_with_nothing_in_it_is_begun_anew, .timeout = 60)
+{
+    static const char zeros[64];
+    const struct gpu_ops ops = ops_of();
+    struct fake *f = fake_make(2);
+    struct numoe_gpu *gpu = open_fake(f, &ops, "Fake");
+    struct numoe_error error = NUMOE_ERROR_INIT;
+    struct cli_values values = {.resume = path};
+    struct spoken s;
+    struct certify c;
+    char first[512], *rest;
+    size_t length;
+
+    crooked_form = 0;
+    close(mkstemp(path));
+    unlink(path);
+    make(&c, gpu);
+    snprintf(first, sizeof first, "{\"device\":\"%s\"}", c.device);
+    length = strlen(first);
+    certify_fini(&c);
+    for (size_t keep = 0; keep <= length; keep++) {
+        write_bytes(path, first, keep);
+        cr_assert_eq(certify_init(&c, gpu), 0);
+        cr_expect_eq(certify_resume(&c, path, &error), 0, "%d bytes: %s", (int)keep, error.message);
+        cr_expect(c.anew && !c.kept && open_checks(&c) == c.count);
+        certify_fini(&c);
+    }
+    write_bytes(path, first, length / 2);
+    for (int run = 0; run < 2; run++) {
+        s = speak(gpu, &values, -1);
+        cr_expect_eq(s.code, CLI_OK);
+        cr_expect_eq(strstr(s.err, "begun anew") != NULL, run == 0, "%s", s.err);
+        spoken_free(&s);
+    }
+    rest = take_back(fopen(path, "r"));
+    cr_expect(!strncmp(rest, first, length) && rest[length] == '\n', "%s", rest);
+    free(rest);
+    /* another's whole line, words, zeros, and zeros among the lines */
+    snprintf(first, sizeof first, "{\"device\":\"Other\"}");
+    for (int kind = 0; kind < 5; kind++) {
+        static const char *const text[] = {"{\"device\":\"Other\"}", "a letter", "\n\n",
+                                           "{\"device\":\"a\",\"b"};
+        const void *bytes = kind < 4 ? (const void *)text[kind] : zeros;
+        const size_t count = kind < 4 ? strlen(text[kind]) : sizeof zeros;
+
+        write_bytes(path, bytes, count);
+        s = speak(gpu, &values, -1);
+        cr_expect_eq(s.code, CLI_BAD_INPUT, "%d", kind);
+        cr_expect_eq(size_of_file(), (long)count);
+        spoken_free(&s);
+    }
+    cr_assert_eq(certify_init(&c, gpu), 0);
+    snprintf(first, sizeof first, "{\"device\":\"%s\"}\n", c.device);
+    length = strlen(first);
+    memcpy(first + length, "\0\0\0\n", 4);
+    write_bytes(path, first, length + 4);
+    cr_expect_eq(certify_resume(&c, path, &error), -EINVAL);
+    cr_expect_not_null(strstr(error.message, "line 2 is damaged"), "%s", error.message);
+    certify_fini(&c);
+    unlink(path);
+    numoe_gpu_close(gpu);
+    fake_free(f);
+}
+
+/* What is no file with an end is refused before anything is read of it. */
+Test(gpu_certify, what_is_no_file_is_refused, .timeout = 20)
+{
+    static const char *const names[] = {"/dev/full", "/dev/zero", "/tmp", "fifo", "/dev/null/x"};
+    const struct gpu_ops ops = ops_of();
+    struct fake *f = fake_make(2);
+    struct numoe_gpu *gpu = open_fake(f, &ops, "Fake");
+
+    close(mkstemp(path));
+    unlink(path);
+    cr_assert_eq(mkfifo(path, 0600), 0);
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        struct cli_values values = {.resume = i == 3 ? path : names[i]};
+        struct spoken s = speak(gpu, &values, -1);
+
+        cr_expect_eq(s.code, CLI_BAD_INPUT, "%s", names[i]);
+        cr_expect_not_null(strstr(s.err, values.resume), "%s", s.err);
+        cr_expect_str_eq(s.out, "");
+        spoken_free(&s);
+    }
+    unlink(path);
+    numoe_gpu_close(gpu);
+    fake_free(f);
+}
+
+/* A link to a file elsewhere stays a link, whether the file is there already or not. */
+Test(gpu_certify, a_link_is_followed, .timeout = 60)
+{
+    char directory[] = "/tmp/numoe-certify-XXXXXX", link[64], target[64];
+    const struct gpu_ops ops = ops_of();
+    struct fake *f = fake_make(2);
+    struct numoe_gpu *gpu = open_fake(f, &ops, "Fake");
+    struct cli_values values = {.resume = link};
+    struct stat status;
+    long size = 0;
+
+    crooked_form = 0;
+    cr_assert_not_null(mkdtemp(directory));
+    snprintf(link, sizeof link, "%s/link", directory);
+    snprintf(target, sizeof target, "%s/target", directory);
+    cr_assert_eq(symlink("target", link), 0);
+    for (int run = 0; run < 3; run++) {
+        struct spoken s;
+
+        if (run == 1) /* half of it is to be done again */
+            cr_assert_eq(truncate(target, size / 2), 0);
+        launches = 0;
+        s = speak(gpu, &values, -1);
+        cr_expect_eq(s.code, CLI_OK, "%s", s.err);
+        cr_expect_eq(launches > 0, run < 2);
+        spoken_free(&s);
+        cr_assert_eq(lstat(link, &status), 0);
+        cr_expect(S_ISLNK(status.st_mode));
+        cr_assert_eq(lstat(target, &status), 0);
+        cr_expect(S_ISREG(status.st_mode));
+        cr_expect(run < 2 ? status.st_size > size / 2 : status.st_size == size);
+        size = (long)status.st_size;
+    }
+    unlink(target);
+    unlink(link);
+    rmdir(directory);
+    numoe_gpu_close(gpu);
+    fake_free(f);
+}
+
+/* Interrupted in the middle it ends as programs do that are interrupted, and what was done by then
+ * is in the file. */
+Test(gpu_certify, an_interrupt_ends_it_and_loses_nothing, .timeout = 60)
+{
+    const struct gpu_ops ops = ops_of();
+    struct fake *f = fake_make(2);
+    struct numoe_gpu *gpu = open_fake(f, &ops, "Fake");
+    struct cli_values values = {.resume = path};
+    struct numoe_error error = NUMOE_ERROR_INIT;
+    struct spoken s;
+    struct certify c;
+    uint32_t all;
+    int status;
+    pid_t child;
+
+    crooked_form = 0;
+    close(mkstemp(path));
+    unlink(path);
+    fflush(NULL);
+    child = fork();
+    cr_assert_geq(child, 0);
+    if (!child) {
+        sigset_t interrupts;
+
+        sigemptyset(&interrupts);
+        sigaddset(&interrupts, SIGINT);
+        sigprocmask(SIG_UNBLOCK, &interrupts, NULL);
+        signal(SIGINT, SIG_DFL);
+        launches = 0;
+        interrupted_at = 41;
+        s = speak(gpu, &values, -1);
+        _exit(s.code);
+    }
+    cr_assert_eq(waitpid(child, &status, 0), child);
+    cr_assert(WIFSIGNALED(status) && WTERMSIG(status) == SIGINT, "%x", (unsigned)status);
+    make_quick(&c, gpu);
+    all = open_checks(&c);
+    cr_assert_eq(certify_resume(&c, path, &error), 0, "%s", error.message);
+    cr_expect(!c.anew);
+    cr_expect_eq(open_checks(&c), all - 20, "%u of %u: each launches twice", open_checks(&c), all);
+    certify_fini(&c);
+    launches = 0;
+    s = speak(gpu, &values, -1);
+    cr_expect_eq(s.code, CLI_OK, "%s", s.out);
+    cr_expect_gt(launches, 0);
+    spoken_free(&s);
+    unlink(path);
+    numoe_gpu_close(gpu);
+    fake_free(f);
+}
+
+/* A process of its own answers to where it cannot. */
+static void answer_to(struct numoe_gpu *gpu, int out, bool json)
+{
+    const struct cli_values values = {.json = json, .resume = path};
+    FILE *err = tmpfile();
+    struct certify c;
+    char *words;
+    pid_t child;
+    int status;
+
+    make(&c, gpu);
+    for (uint32_t i = 4; i < c.count; i++)
+        c.checks[i].state = CERTIFY_ABSENT;
+    fflush(NULL);
+    child = fork();
+    cr_assert_geq(child, 0);
+    if (!child) {
+        dup2(out, 1);
+        dup2(fileno(err), 2);
+        _exit(certify_command(&c, "can be used", &values));
+    }
+    cr_assert_eq(waitpid(child, &status, 0), child);
+    cr_expect(WIFEXITED(status) && WEXITSTATUS(status) == CLI_FAILURE, "%x", (unsigned)status);
+    certify_fini(&c);
+    words = take_back(err);
+    cr_expect(strstr(words, "stdout: the answer could not be written: ") &&
+                  strchr(words, '\n') == words + strlen(words) - 1,
+              "one error: %s", words);
+    free(words);
+}
+
+/* Nobody reads the answer, or the disk is full: one error, and what was done is kept. */
+Test(gpu_certify, an_answer_that_cannot_be_written_is_an_error, .timeout = 60)
+{
+    const struct gpu_ops ops = ops_of();
+    struct fake *f = fake_make(2);
+    struct numoe_gpu *gpu = open_fake(f, &ops, "Fake");
+    struct numoe_error error = NUMOE_ERROR_INIT;
+
+    crooked_form = 0;
+    signal(SIGPIPE, SIG_IGN);
+    close(mkstemp(path));
+    for (int round = 0; round < 4; round++) {
+        int ends[2] = {-1, -1};
+        struct certify c;
+
+        unlink(path);
+        if (round < 2) {
+            cr_assert_eq(pipe(ends), 0);
+            close(ends[0]);
+        } else {
+            ends[1] = open("/dev/full", O_WRONLY | O_CLOEXEC);
+            cr_assert_geq(ends[1], 0);
+        }
+        answer_to(gpu, ends[1], round % 2);
+        close(ends[1]);
+        make(&c, gpu);
+        cr_assert_eq(certify_resume(&c, path, &error), 0, "%s", error.message);
+        cr_expect_eq(open_checks(&c), 0);
+        certify_fini(&c);
+    }
+    unlink(path);
+    numoe_gpu_close(gpu);
+    fake_free(f);
+}
+
+/* What was not come to is no success: it stands in the column of errors. */
+Test(gpu_certify, what_was_left_is_in_the_table, .timeout = 60)
+{
+    const struct cli_values values = {.json = false};
+    const struct gpu_ops ops = ops_of();
+    struct fake *f = fake_make(2);
+    struct numoe_gpu *gpu = open_fake(f, &ops, "Fake");
+    uint32_t sums[4];
+    struct spoken s;
+    struct certify c;
+
+    crooked_form = 0;
+    f->fail_at = f->calls + 900;
+    f->fail_code = 700;
+    make(&c, gpu);
+    s = speak(gpu, &values, -1);
+    cr_expect_eq(s.code, CLI_FAILURE);
+    sum_columns(s.out, sums);
+    cr_expect_gt(sums[0], 2);
+    cr_expect_eq(sums[1], 0);
+    cr_expect_gt(sums[3], 10, "one that failed, and the others");
+    cr_expect_eq(sums[0] + sums[2] + sums[3],
+                 kernel_checks(&c, CERTIFY_OPEN) + kernel_checks(&c, CERTIFY_ABSENT), "%s", s.out);
+    certify_fini(&c);
+    spoken_free(&s);
+    numoe_gpu_close(gpu);
+    fake_free(f);
+}
+
+static struct certify_check *find_check(struct certify *c, const char *id)
+{
+    uint32_t i = 0;
+
+    while (i < c->count && strcmp(c->checks[i].id, id) != 0)
+        i++;
+    cr_assert_lt(i, c->count, "%s", id);
+    return &c->checks[i];
+}
+
+static void set_values(struct certify *c, const char *id, double a, double b, double d)
+{
+    struct certify_check *check = find_check(c, id);
+
+    check->state = CERTIFY_OK;
+    check->value[0] = a;
+    check->value[1] = b;
+    check->value[2] = d;
+}
+
+/* Rates and prefill of an earlier run are told as if they were of this one. */
+Test(gpu_certify, what_was_measured_before_is_told_again, .timeout = 60)
+{
+    const struct gpu_ops ops = ops_of();
+    struct fake *f = fake_make(2);
+    struct numoe_gpu *gpu = open_fake(f, &ops, "Fake");
+    struct cli_values values = {.resume = path};
+    const json_t *check;
+    struct spoken s;
+    struct certify c;
+    json_t *root;
+    size_t i;
+
+    close(mkstemp(path));
+    unlink(path);
+    make(&c, gpu);
+    for (uint32_t k = 0; k < c.count; k++)
+        c.checks[k].state = CERTIFY_ABSENT;
+    set_values(&c, "rates", 3456.25, 52.5, 7890.125);
+    set_values(&c, "prefill.512", 611.25, 1.0625, 0.9375);
+    set_values(&c, "prefill.65536", 33221.5, 1.125, 0.25);
+    cr_assert_eq(certify_run(&c, path, NULL, NULL), 0);
+    certify_fini(&c);
+    cr_assert_eq(certify_init(&c, gpu), 0);
+    cr_assert_eq(certify_resume(&c, path, NULL), 0);
+    cr_expect_eq(open_checks(&c), 0);
+    cr_expect_float_eq(c.link_gbs, 52.5, 1e-9, "prefill goes on with the link's rate");
+    certify_fini(&c);
+    s = speak(gpu, &values, -1);
+    cr_expect_eq(s.code, CLI_OK);
+    cr_expect_not_null(strstr(s.out,
+                              "\nreads its memory at 3456 GB/s, the link gives 52.5 GB/s from "
+                              "pinned memory, mma.sync 7890 Gop/s\n"),
+                       "%s", s.out);
+    cr_expect_not_null(strstr(s.out, "\n   512       611      1.062     0.938\n"), "%s", s.out);
+    cr_expect_not_null(strstr(s.out, "\n 65536     33222      1.125     0.250\n"), "%s", s.out);
+    spoken_free(&s);
+    values.json = true;
+    s = speak(gpu, &values, -1);
+    root = json_loads(s.out, 0, NULL);
+    cr_assert_not_null(root);
+    json_array_foreach(json_object_get(root, "checks"), i, check)
+    {
+        const char *id = json_string_value(json_object_get(check, "id"));
+        double a = 0, b = 0, d = 0;
+
+        if (!strcmp(id, "rates")) {
+            cr_assert_eq(json_unpack((json_t *)check, "{s:F, s:F, s:F}", "read_gbs", &a, "link_gbs",
+                                     &b, "mma_gops", &d),
+                         0);
+            cr_expect(a == 3456.25 && b == 52.5 && d == 7890.125, "%g %g %g", a, b, d);
+        } else if (!strcmp(id, "prefill.65536")) {
+            cr_assert_eq(json_unpack((json_t *)check, "{s:F, s:F, s:F}", "tokens_s", &a,
+                                     "total_over_max", &b, "link_fraction", &d),
+                         0);
+            cr_expect(a == 33221.5 && b == 1.125 && d == 0.25, "%g %g %g", a, b, d);
+        }
+    }
+    json_decref(root);
+    spoken_free(&s);
+    unlink(path);
+    numoe_gpu_close(gpu);
+    fake_free(f);
+}
+
+/* A device with much memory that nobody looks at: nothing is copied and nothing computed. */
+static uint64_t copied;
+
+static int no_copies(void *device, void *stream, void *const *to, const void *const *from,
+                     const uint64_t *bytes, uint32_t count)
+{
+    (void)stream;
+    (void)to;
+    (void)from;
+    for (uint32_t i = 0; i < count; i++)
+        copied += bytes[i];
+    return fake_call(device);
+}
+
+static int no_copy(void *device, void *stream, void *to, const void *from, uint64_t bytes)
+{
+    return no_copies(device, stream, &to, &from, &bytes, 1);
+}
+
+static int allocate_none(void *device, uint64_t bytes, void **address)
+{
+    struct fake *f = device;
+
+    *address = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (*address == MAP_FAILED || bytes > f->memory - f->taken)
+        return fake_refuse(f, 2);
+    f->taken += bytes;
+    return fake_add_range(f, *address, bytes, FAKE_DEVICE);
+}
+
+static int release_none(void *device, void *address)
+{
+    struct fake *f = device;
+    const struct fake_range *r = fake_find(f, address, 1);
+
+    munmap(address, r->bytes);
+    f->taken -= r->bytes;
+    f->ranges[r - f->ranges] = f->ranges[--f->range_count];
+    return 0;
+}
+
+static void no_compute(struct fake *f, const struct numoe_cuda_ffn *ffn)
+{
+    (void)f;
+    (void)ffn;
+}
+
+/* tokens/s are of all layers though fewer pass, and the part of the link is of its measured rate.
+ */
+Test(gpu_certify, prefill_is_of_all_layers_and_of_the_links_rate, .timeout = 120)
+{
+    struct gpu_ops ops = fake_ops;
+    struct fake *f = fake_make(4);
+    struct numoe_gpu *gpu;
+    struct numoe_error error = NUMOE_ERROR_INIT;
+    struct numoe_slice_shape shape;
+    struct certify_check *check;
+    double bytes, seconds;
+    struct certify c;
+
+    ops.copy_in = no_copy;
+    ops.copy_in_many = no_copies;
+    ops.allocate = allocate_none;
+    ops.release = release_none;
+    f->instead = no_compute;
+    f->memory = (uint64_t)24 << 30;
+    gpu = open_fake(f, &ops, "Fake");
+    make(&c, gpu);
+    for (uint32_t i = 0; i < c.count; i++)
+        c.checks[i].state = CERTIFY_ABSENT;
+    check = find_check(&c, "prefill.512");
+    check->state = CERTIFY_OPEN;
+    c.link_gbs = 40;
+    copied = 0;
+    cr_assert_eq(certify_run(&c, NULL, NULL, &error), 0, "%s", error.message);
+    cr_assert_eq(check->state, CERTIFY_OK, "%s", check->text);
+    cr_assert_eq(numoe_slice_shape_init(&shape, 4096, false), 0);
+    bytes = 8 * 256 * (2048 / 32) * (double)shape.bytes;
+    cr_expect_gt((double)copied, 7 * bytes, "once to warm up, and three times two");
+    seconds = bytes / (check->value[2] * c.link_gbs * 1e9);
+    cr_expect_float_eq(check->value[0] * seconds / (512.0 * 8 / 43), 1, 1e-6, "%g tokens/s in %g s",
+                       check->value[0], seconds);
+    certify_fini(&c);
+    expect_clean(f);
     numoe_gpu_close(gpu);
     fake_free(f);
 }
