@@ -156,6 +156,35 @@ Test(gpu_engine, pieces_for_kernels_of_others)
     model_free(m);
 }
 
+/* Between start and finish of a call, whose experts are all queued by then, nothing else may take
+ * its cells. */
+Test(gpu_engine, pieces_wait_for_the_end_of_a_call)
+{
+    static const int32_t some[] = {0};
+    struct model *m = model_make(LAYERS, false);
+    struct fake *f = fake_make(3);
+    struct numoe_gpu *gpu = wrap(f);
+    const struct numoe_gpu_source source = source_of(m);
+    const struct numoe_gpu_model_options options = {.keep_free_bytes = 4 << 20};
+    struct numoe_gpu_model *model;
+    static struct batch b;
+    uint64_t tokens, done;
+
+    cr_assert_eq(numoe_gpu_model_create(gpu, &source, &options, &model, NULL), 0);
+    batch_make(&b);
+    cr_assert_eq(numoe_gpu_start(model, 1, &b.call, 0, &tokens, NULL), 0);
+    cr_expect(!model->stream.in_call);
+    cr_expect_eq(numoe_gpu_pieces_begin(model, 0, NULL, 0, 0, NULL), -EBUSY);
+    cr_expect_eq(numoe_gpu_hold(model, 0, some, 1, NULL), -EBUSY);
+    cr_assert_eq(numoe_gpu_finish(model, &b.call, &done, NULL), 0);
+    cr_expect(batch_right(m, 1, &b, done));
+    cr_expect_eq(numoe_gpu_hold(model, 0, some, 1, NULL), 0);
+    cr_assert_eq(numoe_gpu_pieces_begin(model, 2, NULL, 0, 0, NULL), 0);
+    numoe_gpu_pieces_end(model, model->stream.compute);
+    close_clean(model, gpu, f);
+    model_free(m);
+}
+
 Test(gpu_engine, memory_that_is_not_pinned_is_refused)
 {
     struct model *m = model_make(LAYERS, false);

@@ -40,8 +40,9 @@ static void set_make(struct set *s, uint32_t count, uint32_t from, uint32_t unti
     s->ops.pin = picky_pin;
     s->context = context_make(NULL);
     for (uint32_t i = 0; i < count; i++) {
+        /* of a locality that is not known the node means nothing */
         struct numoe_gpu_properties p = {
-            .index = 3 - i, .locality_known = i == 0, .os_node = i == 0 ? 0 : NUMOE_NONE};
+            .index = 3 - i, .locality_known = i == 0, .os_node = i == 0 ? 0 : 1};
 
         snprintf(p.name, sizeof p.name, "%s", i ? "Other" : odd_name);
         snprintf(p.bus, sizeof p.bus, "0000:%02x:00.0", 16 + i);
@@ -285,6 +286,26 @@ Test(gpu_stats, part_in_place_and_a_ring_on_the_gpus_node, .timeout = 60)
     set_free(&s);
 }
 
+/* Of several models one that was refused is told, whether it came before the others or after. */
+Test(gpu_stats, a_refusal_of_any_model_is_told, .timeout = 60)
+{
+    for (int late = 0; late < 2; late++) {
+        struct numoe_model *other;
+        struct set s;
+
+        set_make(&s, 1, late ? UINT32_MAX : 0, UINT32_MAX);
+        refuse_from = late ? pins : UINT32_MAX;
+        other = model_make(s.context);
+        cr_expect_eq(stats_of(&s, 0).models, 2);
+        cr_expect_eq(stats_of(&s, 0).pinning, NUMOE_PINNING_MIXED);
+        cr_expect(strstr(stats_of(&s, 0).pin_refusal, "out of memory"), "%s",
+                  stats_of(&s, 0).pin_refusal);
+        expect_all_told(&s);
+        numoe_model_destroy(other);
+        set_free(&s);
+    }
+}
+
 Test(gpu_stats, nothing_in_place_and_a_ring_of_the_drivers, .timeout = 60)
 {
     struct numoe_gpu_stats g;
@@ -314,6 +335,7 @@ Test(gpu_stats, several_gpus_have_a_row_each_and_one_is_lost, .timeout = 60)
     for (uint32_t i = 0; i < 2; i++) {
         g[i] = stats_of(&s, i);
         cr_expect_eq(g[i].device, 3 - i);
+        cr_expect_eq(g[i].os_node, i ? UINT32_MAX : 0);
         cr_expect_str_eq(g[i].bus, i ? "0000:11:00.0" : "0000:10:00.0");
         cr_expect_eq(g[i].pinning, NUMOE_PINNING_IN_PLACE);
         cr_expect_eq(g[i].calls, 4);

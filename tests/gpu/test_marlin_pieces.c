@@ -1,6 +1,6 @@
 /* Pieces repacked to Marlin's layout, in slots of the engine's, while others are on their way. */
 #define SMALL_HIDDEN 128
-#include "small_model.h"
+#include "device_set.h"
 
 /* The expert as the reference packs it. */
 static void want_of(const struct model *m, uint64_t layer, uint64_t e, bool interleaved,
@@ -146,5 +146,153 @@ Test(gpu_marlin, other_bits_are_refused)
     cr_expect(batch_right(m, 0, &b, done));
     fake_stream_destroy(f, stream);
     close_clean(model, gpu, f);
+    model_free(m);
+}
+
+enum { ARRAYS = 4 };
+
+static int diverted; /* the array that goes to where nobody looks; ARRAYS: none does */
+static uint8_t *elsewhere;
+
+static int divert(void *device, void *stream, const struct numoe_cuda_marlin *marlin)
+{
+    struct numoe_cuda_marlin other = *marlin;
+
+    switch (diverted) {
+    case 0:
+        other.to.gate_up = (uint32_t *)(void *)elsewhere;
+        break;
+    case 1:
+        other.to.gate_up_scales = elsewhere;
+        break;
+    case 2:
+        other.to.down = (uint32_t *)(void *)elsewhere;
+        break;
+    case 3:
+        other.to.down_scales = elsewhere;
+        break;
+    default:
+        break;
+    }
+    return fake_marlin(device, stream, &other);
+}
+
+/* Each of the arrays is looked at: one that is never written is found. */
+Test(gpu_marlin, every_array_is_checked)
+{
+    const struct numoe_gpu_properties p = {.name = "Fake", .os_node = NUMOE_NONE};
+    struct gpu_ops ops = fake_ops;
+
+    ops.marlin = divert;
+    for (diverted = 0; diverted <= ARRAYS; diverted++) {
+        struct fake *f = fake_make(2);
+        struct numoe_gpu_finding found;
+        struct numoe_gpu *gpu;
+
+        cr_assert_eq(gpu_wrap(&ops, f, &p, NULL, &gpu), 0);
+        cr_assert_eq(fake_allocate(f, 4 << 20, (void **)&elsewhere), 0);
+        cr_assert_eq(numoe_gpu_certify_marlin(gpu, &found, NULL), 0);
+        cr_expect_eq(found.ok, diverted == ARRAYS, "array %d: %s", diverted, found.text);
+        fake_release(f, elsewhere);
+        expect_clean(f);
+        numoe_gpu_close(gpu);
+        fake_free(f);
+    }
+}
+
+static uint32_t repacked;
+
+static int count_marlin(void *device, void *stream, const struct numoe_cuda_marlin *marlin)
+{
+    repacked++;
+    return fake_marlin(device, stream, marlin);
+}
+
+/* A graph cannot follow pieces. */
+Test(gpu_marlin, a_captured_stream_is_refused)
+{
+    struct gpu_ops ops = fake_ops;
+    struct model *m = model_make(LAYERS, false);
+    struct fake *f = fake_make(2);
+    const struct numoe_gpu_properties p = {.name = "Fake", .os_node = NUMOE_NONE};
+    const struct numoe_gpu_source source = source_of(m);
+    const struct numoe_gpu_model_options options = {.piece_bytes = 1, .keep_free_bytes = 4 << 20};
+    struct numoe_error error = NUMOE_ERROR_INIT;
+    struct numoe_marlin to = {NULL};
+    struct numoe_marlin_sizes sizes;
+    struct fake_graph graph = {.count = 0};
+    struct numoe_gpu_model *model;
+    struct numoe_gpu_piece piece;
+    struct numoe_gpu *gpu;
+    void *stream = NULL;
+    uint8_t *memory = NULL;
+
+    ops.marlin = count_marlin;
+    cr_assert_eq(gpu_wrap(&ops, f, &p, NULL, &gpu), 0);
+    cr_assert_eq(numoe_gpu_model_create(gpu, &source, &options, &model, NULL), 0);
+    cr_assert_eq(numoe_marlin_sizes(&m->shape, SLICES, &sizes), 0);
+    cr_assert_eq(fake_stream_create(f, &stream), 0);
+    cr_assert_eq(fake_allocate(f, 4 << 20, (void **)&memory), 0);
+    to.gate_up = (uint32_t *)(void *)memory;
+    to.down = (uint32_t *)(void *)(memory + (1 << 20));
+    to.gate_up_scales = memory + (2 << 20);
+    to.down_scales = memory + (3 << 20);
+    cr_assert_leq(EXPERTS * 4 * sizes.gate_up_words, 1 << 20);
+    cr_assert_eq(numoe_gpu_pieces_begin(model, 0, NULL, 0, 0, NULL), 0);
+    cr_assert_eq(numoe_gpu_piece_next(model, stream, &piece, NULL), 0);
+    for (int checked = 0; checked < 2; checked++) { /* whether the device is known to be right */
+        fake_capture(stream, &graph);
+        repacked = 0;
+        cr_expect_eq(numoe_gpu_piece_marlin(model, stream, &piece, NULL, false, &to, &error),
+                     -ENOTSUP);
+        cr_expect_not_null(strstr(error.message, "is captured"), "%s", error.message);
+        cr_expect(graph.count == 0 && repacked == 0);
+        fake_capture_end(stream);
+        cr_expect_eq(numoe_gpu_piece_marlin(model, stream, &piece, NULL, false, &to, &error), 0,
+                     "%s", error.message);
+        cr_expect_gt(repacked, 0);
+    }
+    cr_assert_eq(numoe_gpu_piece_done(model, stream, &piece, NULL), 0);
+    numoe_gpu_pieces_end(model, stream);
+    cr_assert_eq(fake_stream_sync(f, stream), 0);
+    fake_release(f, memory);
+    fake_stream_destroy(f, stream);
+    close_clean(model, gpu, f);
+    model_free(m);
+}
+
+/* Of a device that has slices of each expert there are no whole experts to repack. */
+Test(gpu_marlin, slices_are_refused)
+{
+    struct model *m = model_make(LAYERS, false);
+    const struct numoe_gpu_source source = source_near(m);
+    const struct numoe_gpu_model_options options = {
+        .shares = shares, .window_bytes = 1 << 18, .cache_bytes = 1, .keep_free_bytes = 1 << 20};
+    struct numoe_error error = NUMOE_ERROR_INIT;
+    struct numoe_gpu_model *model;
+    struct set set;
+
+    set_make(&set, 2, NEAR, 3);
+    cr_assert_eq(numoe_gpu_model_create_over(set.gpu, 2, &source, &options, &model, NULL), 0);
+    for (uint32_t i = 0; i < 2; i++) {
+        struct numoe_gpu_model *part = numoe_gpu_model_part(model, i);
+        struct numoe_gpu_piece piece;
+        void *stream = NULL;
+
+        cr_assert_eq(fake_stream_create(set.fake[i], &stream), 0);
+        cr_assert_eq(numoe_gpu_pieces_begin(part, 0, NULL, 0, 0, NULL), 0);
+        cr_assert_eq(numoe_gpu_piece_next(part, stream, &piece, NULL), 0);
+        cr_assert_not_null(piece.slice_at);
+        cr_expect_eq(numoe_gpu_piece_marlin(part, stream, &piece, NULL, false,
+                                            &(struct numoe_marlin){.gate_up = NULL}, &error),
+                     -ENOTSUP);
+        cr_expect_not_null(strstr(error.message, "some slices"), "%s", error.message);
+        cr_assert_eq(numoe_gpu_piece_done(part, stream, &piece, NULL), 0);
+        numoe_gpu_pieces_end(part, stream);
+        cr_assert_eq(fake_stream_sync(set.fake[i], stream), 0);
+        fake_stream_destroy(set.fake[i], stream);
+    }
+    numoe_gpu_model_destroy(model);
+    set_free(&set);
     model_free(m);
 }
