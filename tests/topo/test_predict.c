@@ -421,6 +421,113 @@ Test(predict_prefill, twice_the_public_report, .timeout = 60)
     numoe_machine_free(machine);
 }
 
+/* A prompt of a token more than a pass is two of half of it each. */
+Test(predict_prefill, passes_are_even, .timeout = 60)
+{
+    static const uint32_t prompts[] = {4097, 8194};
+    struct numoe_machine *machine = machine_of(EPYC);
+    struct numoe_plan_request request = request_of(&v4_flash);
+    struct numoe_plan *plan = plan_of(machine, &request);
+    struct numoe_predict_options options = NUMOE_PREDICT_OPTIONS_INIT;
+    const double layer = 256 * 13369344., each = 301989888. / (tensor_fraction * 125e12);
+    struct numoe_prediction *prediction;
+
+    options.gpus = a10s;
+    options.gpu_count = 2;
+    options.tokens = prompts;
+    options.token_count = 2;
+    prediction = predict(machine, plan, &options);
+    for (uint32_t i = 0; i < 2; i++) {
+        const double passes = i + 2, tokens = ceil(prompts[i] / passes);
+
+        assert_near(prediction->prefill[i].tokens_per_s[NUMOE_LEVER_NONE],
+                    prompts[i] / (passes * 43 * (layer / 25e9 + tokens * each + 50e-6)), 1e-9,
+                    "serial");
+    }
+    numoe_prediction_free(prediction);
+    numoe_plan_free(plan);
+    numoe_machine_free(machine);
+}
+
+/* With next to nothing to compute, and CPUs of no use, all that is done about the link costs more
+ * than it brings: nothing of it is counted. */
+Test(predict_prefill, levers_that_cost_are_left_alone, .timeout = 60)
+{
+    static const uint32_t prompts[] = {512};
+    struct numoe_machine *machine = machine_of(ONE_NODE);
+    struct numoe_plan_request request = request_of(&v4_flash);
+    struct numoe_plan *plan = plan_of(machine, &request);
+    struct numoe_predict_options options = NUMOE_PREDICT_OPTIONS_INIT;
+    struct numoe_predict_gpu gpu = a10s[0];
+    const struct numoe_prediction_prefill *p;
+    struct numoe_prediction *prediction;
+
+    gpu.node = 0;
+    gpu.link_gbs = 5;
+    gpu.memory_bytes = 8000000000;
+    options.gpus = &gpu;
+    options.gpu_count = 1;
+    options.tokens = prompts;
+    options.token_count = 1;
+    options.ghz = 0.02;
+    prediction = predict(machine, plan, &options);
+    p = &prediction->prefill[0];
+    cr_assert_gt(p->tokens_per_s[NUMOE_LEVER_NONE], 0);
+    for (enum numoe_lever l = 1; l < NUMOE_LEVERS; l++)
+        cr_expect_eq(p->tokens_per_s[l], p->tokens_per_s[NUMOE_LEVER_NONE], "%s",
+                     numoe_lever_name(l));
+    cr_expect_eq(p->lever, NUMOE_LEVER_NONE, "%s", numoe_lever_name(p->lever));
+    cr_expect_eq(p->bound, NUMOE_BOUND_LINK);
+    numoe_prediction_free(prediction);
+    numoe_plan_free(plan);
+    numoe_machine_free(machine);
+}
+
+/* Two GPUs over slow links have more to tell each other than one has to compute: what sets the pace
+ * is what did before them. */
+Test(predict_prefill, a_lever_that_costs_sets_no_pace, .timeout = 60)
+{
+    static const uint32_t prompts[] = {65536};
+    struct numoe_machine *machine = machine_of(ONE_NODE);
+    struct numoe_predict_options options = NUMOE_PREDICT_OPTIONS_INIT;
+    struct numoe_expert_shape few = v4_flash;
+    struct numoe_predict_gpu gpus[2] = {a10s[0], a10s[0]};
+    const struct numoe_prediction_cell *shared;
+    const struct numoe_prediction_prefill *p;
+    struct numoe_plan_request request;
+    struct numoe_prediction *prediction;
+    struct numoe_plan *plan;
+
+    few.experts = 8;
+    request = request_of(&few);
+    plan = plan_of(machine, &request);
+    for (int i = 0; i < 2; i++) {
+        gpus[i].node = 0;
+        gpus[i].link_gbs = 1;
+        gpus[i].memory_bytes = 200000000000;
+    }
+    options.gpus = gpus;
+    options.gpu_count = 2;
+    options.tokens = prompts;
+    options.token_count = 1;
+    options.ghz = 0.02;
+    prediction = predict(machine, plan, &options);
+    p = &prediction->prefill[0];
+    cr_expect_eq(p->lever, NUMOE_LEVER_PASS, "%s", numoe_lever_name(p->lever));
+    for (enum numoe_lever l = NUMOE_LEVER_LINKS; l < NUMOE_LEVERS; l++)
+        cr_expect_eq(p->tokens_per_s[l], p->tokens_per_s[NUMOE_LEVER_PASS], "%s",
+                     numoe_lever_name(l));
+    cr_expect_eq(p->bound, NUMOE_BOUND_DEVICE, "%s", numoe_bound_name(p->bound));
+    /* beside CPUs, which could compute for any token, each GPU gets all inputs over its link */
+    shared = cell_of(prediction, NUMOE_WAY_SHARED, 65536);
+    assert_near(shared->parts_ms[NUMOE_BOUND_LINK], 2 * 65536. * 4096 * 2 / 2e9 * 1e3, 1e-9,
+                "inputs to both");
+    cr_expect_eq(shared->bound, NUMOE_BOUND_LINK);
+    numoe_prediction_free(prediction);
+    numoe_plan_free(plan);
+    numoe_machine_free(machine);
+}
+
 /* What is not hit need not be copied: with few tokens of many experts it counts. */
 Test(predict_prefill, levers_by_hand, .timeout = 30)
 {
