@@ -304,9 +304,7 @@ static int pass(struct numoe_gpu_model *m, const struct numoe_gpu_bench *b, stru
     double since;
     int rc = 0;
 
-    if (copy) {
-        gpu_stream_forget(s);
-    } else {
+    if (!copy) {
         rc = gpu_judge(gpu, ops->copy_in(gpu->device, s->compute, in->table, in->host_table, bytes),
                        error, "copying a table");
         gpu_model_ffn(m, &(struct gpu_part){.weights = s->pool, .slice_at = in->table}, &ffn);

@@ -1,6 +1,8 @@
 /*
  * The copy pipeline and calls on a fake device: delays, refusals, and a failure at every step.
  */
+#include <time.h>
+
 #include "small_model.h"
 
 /* Many layers in turn, with jumps, changed weights, every way of copying; all results are right. */
@@ -910,6 +912,95 @@ Test(gpu_pipeline, the_streamed_measurement_shows_every_layer)
 {
     bench_layers(false);
     bench_layers(true);
+}
+
+enum { PHASES = 64 };
+
+/* Launches between the measurements of the link, of which each streamed pass has one before it. */
+static uint32_t phase_launches[PHASES], phases;
+
+static int phase_launch(void *device, void *stream, const struct numoe_cuda_ffn *ffn)
+{
+    phase_launches[phases]++;
+    return fake_launch(device, stream, ffn);
+}
+
+static int phase_elapsed(void *device, void *begin, void *end, double *ms)
+{
+    if (phase_launches[phases])
+        phases++;
+    return fake_elapsed(device, begin, end, ms);
+}
+
+static void slow_compute(struct fake *f, const struct numoe_cuda_ffn *ffn)
+{
+    const struct timespec ten_ms = {.tv_nsec = 10000000};
+
+    (void)f;
+    (void)ffn;
+    nanosleep(&ten_ms, NULL);
+}
+
+/* Copies alone are measured without computing, computing without copies, and each pass copies all,
+ * though there is room for the experts to stay. */
+Test(gpu_pipeline, the_streamed_measurement_keeps_copies_and_computing_apart, .timeout = 60)
+{
+    enum { REPEAT = 3 };
+    struct model *m = model_make(LAYERS, false);
+    struct fake *f = fake_make(3);
+    struct gpu_ops ops = fake_ops;
+    const struct numoe_gpu_properties p = {.name = "Fake", .os_node = NUMOE_NONE};
+    const struct numoe_gpu_source source = source_of(m);
+    const uint64_t expert = SLICES * m->shape.bytes;
+    const struct numoe_gpu_model_options options = {.window_bytes = 2 * EXPERTS * expert,
+                                                    .cache_bytes = 2 * EXPERTS * expert,
+                                                    .keep_free_bytes = 4 << 20};
+    struct inputs {
+        uint16_t x[TOKENS_MOST][HIDDEN];
+        int32_t ids[TOKENS_MOST][TOP_K];
+        float routing[TOKENS_MOST][TOP_K];
+    } *in = NULL;
+    struct numoe_gpu_bench_stream result = {0};
+    struct numoe_gpu_bench bench = {
+        .tokens = TOKENS_MOST, .top_k = TOP_K, .routings = 1, .repeat = REPEAT};
+    struct numoe_error error = NUMOE_ERROR_INIT;
+    struct numoe_gpu_model *model;
+    struct numoe_gpu_report report;
+    struct numoe_gpu *gpu;
+
+    ops.launch = phase_launch;
+    ops.elapsed = phase_elapsed;
+    f->instead = slow_compute;
+    cr_assert_eq(fake_host_allocate(f, sizeof *in, (void **)&in), 0);
+    memset(in, 0, sizeof *in);
+    bench.x = &in->x[0][0];
+    bench.ids = &in->ids[0][0];
+    bench.routing = &in->routing[0][0];
+    cr_assert_eq(gpu_wrap(&ops, f, &p, NULL, &gpu), 0);
+    cr_assert_eq(numoe_gpu_model_create(gpu, &source, &options, &model, NULL), 0);
+    phases = 0;
+    memset(phase_launches, 0, sizeof phase_launches);
+    cr_assert_eq(numoe_gpu_bench_layers(model, &bench, &result, &error), 0, "%s", error.message);
+    numoe_gpu_model_report(model, &report);
+    cr_expect_geq(report.cells, EXPERTS, "there is room");
+    cr_expect_eq(result.bytes, m->arena_bytes[0] + m->arena_bytes[1] - SLICES * m->shape.bytes,
+                 "all but the expert that is absent");
+    /* of the warm-up, then of both together, and of the computing alone that follows copies */
+    cr_assert_eq(phases, 2 * REPEAT);
+    for (uint32_t i = 0; i <= phases; i++)
+        if (i && i % 2 == 0)
+            cr_expect_eq(phase_launches[i], LAYERS, "%u: %u", i, phase_launches[i]);
+        else
+            cr_expect_geq(phase_launches[i], LAYERS);
+    cr_expect_lt(result.copy_ms, LAYERS * 10, "copies alone took %g ms", result.copy_ms);
+    cr_expect_geq(result.compute_ms, LAYERS * 10);
+    cr_expect_geq(result.total_ms, LAYERS * 10);
+    numoe_gpu_model_destroy(model);
+    fake_host_release(f, in);
+    expect_clean(f);
+    numoe_gpu_close(gpu);
+    fake_free(f);
+    model_free(m);
 }
 
 static uint64_t filled_bytes;
