@@ -1,6 +1,10 @@
 /* Calls that a GPU and the workers share: how they are divided, and that nothing is lost. */
 #include <criterion/criterion.h>
+#include <errno.h>
 #include <math.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include "../support/models.h"
 #include "context.h"
@@ -406,6 +410,81 @@ Test(gpu_share, the_workers_finish_what_a_lost_device_began, .timeout = 120)
 {
     fail_in_calls(700);
 }
+
+#if defined(__SANITIZE_ADDRESS__)
+#define SANITIZED 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define SANITIZED 1
+#endif
+#endif
+
+#ifndef SANITIZED
+/* No memory can be mapped by this thread: workers have what they need, or fail. */
+static _Thread_local bool no_maps;
+
+void *mmap(void *address, size_t bytes, int protection, int flags, int file, off_t offset)
+{
+    if (no_maps) {
+        errno = ENOMEM;
+        return MAP_FAILED;
+    }
+    return (void *)syscall(SYS_mmap, address, bytes, protection, flags, file, offset);
+}
+
+static int last_maps(void *device, void *stream, const struct numoe_cuda_ffn *ffn)
+{
+    no_maps = true;
+    return fake_launch(device, stream, ffn);
+}
+
+/* Workers that find no memory when the device has begun its part end the call, and the device's
+ * part with it: the next call is as any other. */
+Test(gpu_share, the_device_ends_what_the_workers_cannot, .timeout = 60)
+{
+    struct numoe *there = context_make(NULL, 0);
+    struct numoe_model *cpu = model_make(there);
+    uint32_t ended = 0;
+
+    for (uint64_t seed = 1; seed <= 30; seed++) {
+        struct fake *f = fake_make(seed);
+        struct numoe *context = context_make(f, 1);
+        struct numoe_model *model = model_make(context);
+        struct gpu_ops ops = fake_ops;
+        struct numoe_error error = NUMOE_ERROR_INIT;
+        static struct call a, b;
+        int rc;
+
+        ops.launch = last_maps;
+        context->gpu->ops = &ops;
+        set_speeds(model, seed);
+        call_make(&a, seed, TOKENS);
+        rc = numoe_forward(model, 0, &a.batch, &a.result, &error);
+        no_maps = false;
+        context->gpu->ops = &fake_ops;
+        if (rc) {
+            ended++;
+            cr_expect_eq(rc, -ENOMEM, "%s", error.message);
+            cr_expect_not_null(strstr(error.message, "no memory for"), "%s", error.message);
+            cr_expect(!numoe_model_gpu(model)->running);
+        }
+        call_make(&a, seed, TOKENS);
+        call_make(&b, seed, TOKENS);
+        cr_assert_eq(numoe_forward(model, 0, &a.batch, &a.result, &error), 0, "%s", error.message);
+        cr_assert_eq(numoe_forward(cpu, 0, &b.batch, &b.result, NULL), 0);
+        cr_expect(!rc || a.result.gpu_pairs > 0, "the device goes on");
+        cr_expect_lt(distance(&a, &b), 5e-3);
+        expect_same_counts(&a.result, &b.result, (int)seed);
+        numoe_model_destroy(model);
+        numoe_close(context);
+        cr_expect_eq(f->wrong, 0, "%s", f->text);
+        fake_free(f);
+    }
+    cr_expect_gt(ended, 5, "%u", ended);
+    numoe_model_destroy(cpu);
+    numoe_close(there);
+}
+#endif
 
 /* Of a shared call the device hears of all experts, also of the workers'; it keeps the link free of
  * what nobody asked for. */
