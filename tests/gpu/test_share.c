@@ -466,7 +466,7 @@ Test(gpu_share, the_device_ends_what_the_workers_cannot, .timeout = 60)
             ended++;
             cr_expect_eq(rc, -ENOMEM, "%s", error.message);
             cr_expect_not_null(strstr(error.message, "no memory for"), "%s", error.message);
-            cr_expect(!numoe_model_gpu(model)->running);
+            cr_expect(!numoe_model_gpu(model)->running && !numoe_gpu_sharing(model));
         }
         call_make(&a, seed, TOKENS);
         call_make(&b, seed, TOKENS);
