@@ -529,6 +529,12 @@ static int ask(struct numoe_gpu_model *const *models, void *const *events, uint3
     return rc;
 }
 
+/* More of what waits for staging may be queued; not by others where the stream waits itself. */
+static bool waits_for_staging(const struct gpu_stream *s)
+{
+    return s->filling && !s->await;
+}
+
 /* *more: some experts still wait for staging, of any device. */
 static int pump(struct numoe_gpu_model *const *models, uint32_t count, bool *more,
                 struct numoe_error *error)
@@ -538,9 +544,10 @@ static int pump(struct numoe_gpu_model *const *models, uint32_t count, bool *mor
         struct gpu_stream *s = &models[i]->stream;
         struct numoe_error why = NUMOE_ERROR_INIT;
         bool some = false;
-        int rc = s->filling ? gpu_enter(models[i]->gpu, &why) : 0;
+        const bool waits = waits_for_staging(s);
+        int rc = waits ? gpu_enter(models[i]->gpu, &why) : 0;
 
-        if (!rc && s->filling)
+        if (!rc && waits)
             rc = gpu_stream_pump(s, &some, &why);
         /* what goes wrong in a prefetch shows when its layer is called */
         if (rc && s->in_call) {
@@ -561,7 +568,7 @@ int gpu_pass_wait(struct numoe_gpu_model *const *models, void *const *events, ui
     int rc = 0;
 
     for (uint32_t i = 0; i < count; i++)
-        more = more || models[i]->stream.filling;
+        more = more || waits_for_staging(&models[i]->stream);
     while (!rc && !all && (more || nccl)) {
         rc = ask(models, events, count, &all, what, error);
         if (rc || all)

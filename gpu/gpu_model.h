@@ -95,10 +95,10 @@ int gpu_pass_outputs(struct numoe_gpu_model *model, const struct numoe_gpu_call 
 uint8_t *gpu_pass_x(const struct numoe_gpu_model *model, const struct numoe_gpu_call *call,
                     uint64_t token, uint64_t *row_bytes);
 /*
- * Until an event of each device has happened; NULL: none of that one. On all of them copies of the
- * next layer that wait for staging go on meanwhile. nccl: NULL, or what may be behind the events:
- * its kernels wait for each other, so that to wait for one device is to wait for ever if another is
- * lost; then all are asked in turn, and so is NCCL.
+ * Until an event of each device has happened; NULL: none of that one. On all of them copies that
+ * wait for staging go on meanwhile: of the next layer, or of this one where the call begins. nccl:
+ * NULL, or what may be behind the events: its kernels wait for each other, so that to wait for one
+ * device is to wait for ever if another is lost; then all are asked in turn, and so is NCCL.
  */
 int gpu_pass_wait(struct numoe_gpu_model *const *models, void *const *events, uint32_t count,
                   const struct gpu_nccl *nccl, const char *what, struct numoe_error *error);

@@ -237,8 +237,8 @@ int gpu_ring_take(struct gpu_ring *r, bool block, uint8_t **buffer, struct numoe
 
     *buffer = NULL;
     rc = gpu_judge(r->gpu,
-                   block ? ops->event_sync(r->gpu->device, r->events[r->next])
-                         : ops->event_query(r->gpu->device, r->events[r->next], &done),
+                   block ? ops->event_sync(r->gpu->device, gpu_ring_event(r))
+                         : ops->event_query(r->gpu->device, gpu_ring_event(r), &done),
                    error, "waiting for a staging buffer");
     if (!rc && done)
         *buffer = r->address + r->next * r->buffer_bytes;

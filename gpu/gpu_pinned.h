@@ -56,6 +56,11 @@ int gpu_ring_init(struct gpu_ring *ring, struct numoe_gpu *gpu, uint64_t bytes,
                   struct numoe_error *error);
 void gpu_ring_fini(struct gpu_ring *ring);
 
+/* When that has happened the next buffer is free. */
+static inline void *gpu_ring_event(const struct gpu_ring *ring)
+{
+    return ring->events[ring->next];
+}
 /* The next buffer once the copy out of it is past: *buffer is NULL when it is not yet and block is
  * false. */
 int gpu_ring_take(struct gpu_ring *ring, bool block, uint8_t **buffer, struct numoe_error *error);

@@ -396,13 +396,29 @@ static int pass_inputs(struct gpu_several *s, const struct numoe_gpu_call *part,
     return rc;
 }
 
+/* For one part's staging buffer, while the others' are filled. */
+static int await_staging(void *user, void *event, struct numoe_error *error)
+{
+    const struct gpu_several_part *part = user;
+    struct numoe_gpu_model *models[NUMOE_GPU_MOST];
+    void *events[NUMOE_GPU_MOST] = {0};
+    int rc, entered;
+
+    list_models(part->of, models);
+    events[part->index] = event;
+    rc =
+        gpu_pass_wait(models, events, part->of->count, NULL, "waiting for a staging buffer", error);
+    entered = gpu_enter(part->model->gpu, rc ? NULL : error);
+    return rc ? rc : entered;
+}
+
 int gpu_several_start(struct gpu_several *s, uint64_t layer, const struct numoe_gpu_call *call,
                       uint64_t first, uint64_t *tokens, struct numoe_error *error)
 {
     const struct numoe_gpu_call part = part_of(call);
     uint64_t most = call->tokens - first, row;
     uint32_t agreed = 0;
-    bool passes;
+    bool passes, more;
     int rc = 0;
 
     if (s->relay)
@@ -435,7 +451,18 @@ int gpu_several_start(struct gpu_several *s, uint64_t layer, const struct numoe_
         if (!passes)
             rc = gpu_pass_inputs(m, &part, 0, most, error);
         if (!rc)
-            rc = gpu_pass_compute(m, &part, s->way == NUMOE_GPU_SUM_HOST, error);
+            rc = gpu_enter(m->gpu, error);
+        /* each link works before the first of them is waited for */
+        if (!rc)
+            rc = gpu_stream_pump(&m->stream, &more, error);
+    }
+    for (uint32_t i = 0; !rc && i < s->count; i++) {
+        struct numoe_gpu_model *m = s->parts[i].model;
+
+        m->stream.await = await_staging;
+        m->stream.await_user = &s->parts[i];
+        rc = gpu_pass_compute(m, &part, s->way == NUMOE_GPU_SUM_HOST, error);
+        m->stream.await = NULL;
     }
     if (rc) {
         gpu_several_cancel(s);

@@ -419,7 +419,9 @@ static int send_staged(struct gpu_stream *s, const uint8_t *from, uint64_t to, u
     *sent = 0;
     if (!s->ring)
         return numoe_error_set(error, -EINVAL, "staging", "memory is not pinned");
-    rc = gpu_ring_take(s->ring, block, &buffer, error);
+    rc = block && s->await ? s->await(s->await_user, gpu_ring_event(s->ring), error) : 0;
+    if (!rc)
+        rc = gpu_ring_take(s->ring, block, &buffer, error);
     if (rc || !buffer)
         return rc;
     if (bytes > s->ring->buffer_bytes)

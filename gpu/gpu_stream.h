@@ -88,6 +88,11 @@ struct gpu_stream {
     uint32_t batch_count;
     bool table_sent;
 
+    /* Of several devices, in a call: instead of sleeping until the event in the midst of filling,
+     * the host fills others. This device is current again behind it. NULL: it sleeps */
+    int (*await)(void *user, void *event, struct numoe_error *error);
+    void *await_user;
+
     struct gpu_trace *trace; /* NULL: nobody is told */
     struct gpu_mark *copying, *computing;
     uint64_t copied_before; /* bytes, when the piece began to be filled */
