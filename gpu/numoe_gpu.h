@@ -352,7 +352,8 @@ struct numoe_gpu_span {
  * thread. And of copies for pieces that are begun for several devices at once (numoe_gpu_model_
  * options.whole): of each device over its link and, beside them, from other devices; by calls for
  * these pieces. The device's clock is set beside the host's now; to some 10 us.
- * @param tell  must not call into the model
+ * @param tell  must not call into the model; where several threads call for pieces, it comes from
+ *              each of them, once at a time, and must not wait for one that is in such a call
  * @return 0; -ENOMEM, -EIO; -EBUSY: a call is not over, or it is on already
  */
 int numoe_gpu_trace(struct numoe_gpu_model *model,

@@ -217,15 +217,14 @@ const struct cli_verb cli_certify = {
         "8192 tokens, launched and as a replayed graph, and compare with float64 and bit by bit\n"
         "with each other; then every code with every scale byte in every matrix; then experts\n"
         "streamed piece by piece, beside the same step by step, and passed on between the device\n"
-        "and itself taken as two; then repacking to Marlin's layout, bit by bit; then measure the "
-        "device's memory, its link and its tensor cores,\n"
-        "and how many tokens a second of DeepSeek-V4-Flash's experts it computes while they are\n"
-        "copied, by length of the prompt.\n"
+        "and itself taken as two; then repacking to Marlin's layout, bit by bit; then measure the\n"
+        "device's memory, its link and its tensor cores, and how many tokens a second of\n"
+        "DeepSeek-V4-Flash's experts it computes while they are copied, by length of the\n"
+        "prompt.\n"
         "With --resume FILE each check is written to FILE when it is done, and what FILE has is\n"
-        "not done again; an interrupt ends it at once, and loses nothing of that. Exit status 5: "
-        "a\n"
-        "check failed. When a GPU is used, forms of kernels that compute wrong there are found by\n"
-        "the self-test and not used, and the others are.\n",
+        "not done again; an interrupt ends it at once, and loses nothing of that. Exit status\n"
+        "5: a check failed. When a GPU is used, forms of kernels that compute wrong there are\n"
+        "found by the self-test and not used, and the others are.\n",
     .directory = CLI_DIRECTORY_NONE,
     .options = options,
     .run = run,
