@@ -394,6 +394,24 @@ static int host_allocate_most(void *device, uint64_t bytes, void **address)
     return fake_refuse(device, 2);
 }
 
+/* Tokens of one expert each, rows of floats side by side. */
+static struct numoe_gpu_call one_each(uint64_t tokens, const void *x, const int32_t *ids,
+                                      const float *routing, void *out)
+{
+    return (struct numoe_gpu_call){.tokens = tokens,
+                                   .top_k = 1,
+                                   .x = x,
+                                   .x_type = NUMOE_F32,
+                                   .x_stride = HIDDEN,
+                                   .ids = ids,
+                                   .routing = routing,
+                                   .out = out,
+                                   .out_type = NUMOE_F32,
+                                   .out_stride = HIDDEN,
+                                   .scale = 1.0f,
+                                   .ahead = NUMOE_GPU_NO_AHEAD};
+}
+
 /* No pinned memory for the staging of so many tokens: fewer go at a time, and no expert on the
  * device gives way to that; none for one token is an error, and costs no expert either. */
 Test(gpu_odd_calls, experts_do_not_give_way_to_staging_on_the_host, .timeout = 60)
@@ -404,18 +422,7 @@ Test(gpu_odd_calls, experts_do_not_give_way_to_staging_on_the_host, .timeout = 6
     struct model *m = model_make(LAYERS, false);
     const struct numoe_gpu_source source = source_of(m);
     const struct numoe_gpu_model_options options = {.keep_free_bytes = 4 << 20};
-    struct numoe_gpu_call call = {.tokens = 1,
-                                  .top_k = 1,
-                                  .x = x,
-                                  .x_type = NUMOE_F32,
-                                  .x_stride = HIDDEN,
-                                  .ids = ids,
-                                  .routing = routing,
-                                  .out = out,
-                                  .out_type = NUMOE_F32,
-                                  .out_stride = HIDDEN,
-                                  .scale = 1.0f,
-                                  .ahead = NUMOE_GPU_NO_AHEAD};
+    struct numoe_gpu_call call = one_each(1, x, ids, routing, out);
     struct fake *f = fake_make(3);
     struct gpu_ops ops = fake_ops;
     struct numoe_gpu *gpu = wrap(f);
@@ -582,18 +589,7 @@ Test(gpu_odd_calls, experts_cross_the_link_once_for_65536_tokens, .timeout = 120
     float *x = calloc((size_t)MANY * HIDDEN, sizeof *x), *out = calloc(MANY, HIDDEN * sizeof *out);
     float *routing = calloc(MANY, sizeof *routing);
     int32_t *ids = calloc(MANY, sizeof *ids);
-    const struct numoe_gpu_call call = {.tokens = MANY,
-                                        .top_k = 1,
-                                        .x = x,
-                                        .x_type = NUMOE_F32,
-                                        .x_stride = HIDDEN,
-                                        .ids = ids,
-                                        .routing = routing,
-                                        .out = out,
-                                        .out_type = NUMOE_F32,
-                                        .out_stride = HIDDEN,
-                                        .scale = 1.0f,
-                                        .ahead = NUMOE_GPU_NO_AHEAD};
+    const struct numoe_gpu_call call = one_each(MANY, x, ids, routing, out);
     struct fake *f = fake_make(4);
     struct numoe_gpu *gpu = wrap(f);
     struct numoe_gpu_report report;
