@@ -452,11 +452,6 @@ static int give_passed(struct gpu_relay *r, uint32_t i, struct gpu_piece *p, voi
     if (!rc && s->bias)
         rc = gpu_judge(side->gpu, ops->stream_wait(side->gpu->device, on, s->bias_sent), error,
                        "waiting for biases");
-    /* gpu_relay_done records it anew: what it stood behind, as copies into cells, stays before it
-     */
-    if (!rc && s->bias)
-        rc = gpu_judge(side->gpu, ops->stream_wait(side->gpu->device, on, s->used[r->layer]), error,
-                       "waiting for layer %llu", (unsigned long long)r->layer);
     if (rc)
         return rc;
     p->state = GPU_PIECE_TAKEN;
@@ -660,18 +655,16 @@ int gpu_relay_done(struct gpu_relay *r, uint32_t i, void *on, struct gpu_piece *
                    struct numoe_error *error)
 {
     struct gpu_relay_side *side = &r->sides[i];
-    const struct gpu_stream *s = &side->model->stream;
-    const struct gpu_ops *ops = side->gpu->ops;
+    struct gpu_stream *s = &side->model->stream;
     int rc = 0;
 
     if (!r->running || p->state != GPU_PIECE_TAKEN)
         return gpu_stream_refuse(error);
     if (s->bias)
-        rc = gpu_judge(side->gpu, ops->event_record(side->gpu->device, s->used[r->layer], on),
-                       error, "marking the end of layer %llu", (unsigned long long)r->layer);
+        rc = gpu_stream_mark_used(s, r->layer, on, error);
     if (!rc)
-        rc = gpu_judge(side->gpu, ops->event_record(side->gpu->device, p->used, on), error,
-                       "marking the end of a piece");
+        rc = gpu_judge(side->gpu, side->gpu->ops->event_record(side->gpu->device, p->used, on),
+                       error, "marking the end of a piece");
     if (rc)
         return rc;
     p->state = GPU_PIECE_SPENT;

@@ -638,6 +638,19 @@ int gpu_stream_lead(struct gpu_stream *s, struct numoe_error *error)
     return rc == -EAGAIN ? 0 : rc;
 }
 
+int gpu_stream_mark_used(struct gpu_stream *s, uint64_t layer, void *on, struct numoe_error *error)
+{
+    struct numoe_gpu *gpu = s->gpu;
+    /* another stream may have been the last: what was before it, as reading of cells and copies
+     * into them, is before it still */
+    int rc = gpu_judge(gpu, gpu->ops->stream_wait(gpu->device, on, s->used[layer]), error,
+                       "waiting for layer %llu", (unsigned long long)layer);
+
+    return rc ? rc
+              : gpu_judge(gpu, gpu->ops->event_record(gpu->device, s->used[layer], on), error,
+                          "marking the end of layer %llu", (unsigned long long)layer);
+}
+
 /* The table of the experts that stay, on the device as it is now. */
 static int send_kept(struct gpu_stream *s, uint64_t layer, void *on, struct numoe_error *error)
 {
@@ -671,8 +684,7 @@ static int send_kept(struct gpu_stream *s, uint64_t layer, void *on, struct numo
         ops->read_in(gpu->device, on, gpu_stream_table(s, s->tables, layer), table, s->table_bytes),
         error, "copying the table of layer %llu", (unsigned long long)layer);
     if (!rc) /* this copy, too, is before it then */
-        rc = gpu_judge(gpu, ops->event_record(gpu->device, s->used[layer], on), error,
-                       "marking layer %llu", (unsigned long long)layer);
+        rc = gpu_stream_mark_used(s, layer, on, error);
     if (!rc)
         s->stale[layer] = false;
     return rc;
@@ -884,8 +896,7 @@ int gpu_stream_done(struct gpu_stream *s, void *on, const struct gpu_part *part,
     for (uint32_t i = p ? p->first : 0; p && !cells && i < p->end; i++)
         cells = gpu_stream_cell(s, job, i) != GPU_NO_CELL;
     if (cells || s->bias)
-        rc = gpu_judge(gpu, gpu->ops->event_record(gpu->device, s->used[job->layer], on), error,
-                       "marking the end of layer %llu", (unsigned long long)job->layer);
+        rc = gpu_stream_mark_used(s, job->layer, on, error);
     if (!rc && p)
         rc = gpu_judge(gpu, gpu->ops->event_record(gpu->device, p->used, on), error,
                        "marking the end of a piece");

@@ -191,6 +191,10 @@ int gpu_stream_next(struct gpu_stream *stream, void *on, struct gpu_part *part,
 int gpu_stream_done(struct gpu_stream *stream, void *on, const struct gpu_part *part,
                     struct numoe_error *error);
 int gpu_stream_refuse(struct numoe_error *error); /* that -EINVAL */
+/* `used` of the layer stands behind what was queued on `on` until now, and behind all that it stood
+ * behind before. */
+int gpu_stream_mark_used(struct gpu_stream *stream, uint64_t layer, void *on,
+                         struct numoe_error *error);
 /* What gpu_stream_next comes to. */
 enum gpu_stream_ahead {
     GPU_PART_NONE,  /* no part with experts that are needed is left */

@@ -511,7 +511,8 @@ int numoe_gpu_piece_marlin(struct numoe_gpu_model *model, void *stream,
                            const struct numoe_gpu_piece *piece, const int32_t *slot_of,
                            bool interleaved, const struct numoe_marlin *to,
                            struct numoe_error *error);
-/** What is queued on the stream by now was its last use: its memory is given on behind that.
+/** What is queued on the stream by now was its last use: its memory is given on behind that. What
+ *  is queued next may wait for uses of the layer that other streams were done with before.
  *  @return 0; -EINVAL: it is not taken, or was given up by numoe_gpu_pieces_end; -EIO */
 int numoe_gpu_piece_done(struct numoe_gpu_model *model, void *stream,
                          const struct numoe_gpu_piece *piece, struct numoe_error *error);

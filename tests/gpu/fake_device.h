@@ -295,6 +295,10 @@ static inline bool fake_step(struct fake *f, struct fake_stream *s)
             return false;
         break;
     case FAKE_RECORD:
+        if (op->event->completed > op->ticket) {
+            fake_wrong(f, "an event was recorded anew before what it stood behind was past");
+            break;
+        }
         op->event->completed = op->ticket;
         op->event->at = (double)f->steps;
         break;

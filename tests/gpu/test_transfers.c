@@ -158,6 +158,81 @@ Test(gpu_transfers, what_stays_is_waited_for_when_a_call_is_given_up, .timeout =
     regions_free();
 }
 
+static bool is_open(void *gate)
+{
+    return *(const bool *)gate;
+}
+
+/* All that can happen without `held`. */
+static void settle_but(struct fake *f, const struct fake_stream *held)
+{
+    for (bool any = true; any;) {
+        any = false;
+        for (uint32_t i = 0; i < f->stream_count; i++)
+            while (&f->streams[i] != held && fake_step(f, &f->streams[i]))
+                any = true;
+    }
+}
+
+/* An engine computes with what stays of a layer while others are brought to it, from a stream of
+ * their own: the last of them gets the place of an expert that is being read. */
+Test(gpu_transfers, what_is_brought_does_not_pass_what_computes, .timeout = 60)
+{
+    const struct numoe_gpu_model_options options = {.keep_free_bytes = 4 << 20,
+                                                    .cache_bytes =
+                                                        (uint64_t)4 * LAYERS * SLICES * SLICE_BYTES,
+                                                    .window_bytes = 20 * SLICES * SLICE_BYTES};
+    const uint32_t need[EXPERTS] = {1, 1, 1}, hot[EXPERTS] = {0, 0, 0, 9, 9};
+    struct numoe_gpu_properties p = {.name = "Fake", .os_node = NUMOE_NONE};
+    const struct numoe_gpu_source source = patterns_source();
+    struct numoe_cuda_ffn c = {.x_stride = 0};
+    struct fake *f = fake_make(5); /* nothing happens unless it is waited for */
+    struct numoe_gpu_model *model;
+    struct numoe_gpu *gpu;
+    struct gpu_stream *s;
+    struct gpu_part part;
+    bool gate = false;
+    void *engine;
+
+    patterns_make();
+    f->instead = check;
+    cr_assert_eq(gpu_wrap(&fake_ops, f, &p, NULL, &gpu), 0);
+    cr_assert_eq(fake_stream_create(f, &engine), 0);
+    cr_assert_eq(numoe_gpu_model_create(gpu, &source, &options, &model, NULL), 0);
+    s = &model->stream;
+    cr_assert_eq(s->cache.limit[0], 4);
+    cr_assert_eq(gpu_stream_visit(s, 0, need, NULL), 0);
+    cr_assert_eq(fake_stream_sync(f, s->compute), 0);
+    cr_assert_eq(
+        fake_push(f, engine, (struct fake_op){.what = FAKE_RUN, .to = &gate, .run = is_open}), 0);
+    cr_assert_eq(gpu_stream_begin(s, 0, need, NULL, 3, NULL), 0);
+    cr_assert_eq(gpu_stream_next(s, engine, &part, NULL), 0);
+    cr_assert_not_null(part.slice_at);
+    cr_assert_null(part.piece);
+    c.weights = part.weights;
+    c.slice_at = part.slice_at;
+    cr_assert_eq(fake_launch(f, engine, &c), 0);
+    cr_assert_eq(gpu_stream_done(s, engine, &part, NULL), 0);
+    gpu_stream_end(s, engine);
+    cr_assert_eq(gpu_stream_bring(s, 0, 3, NULL), 0); /* to a place that nobody has */
+    settle_but(f, engine);
+    cr_assert(gpu_cache_holds(&s->cache, 0, 3));
+    gpu_cache_heat(&s->cache, 0, hot, 9);
+    cr_assert_eq(gpu_stream_bring(s, 0, 4, NULL), 0);
+    cr_assert(gpu_cache_holds(&s->cache, 0, 4) && !gpu_cache_holds(&s->cache, 0, 0));
+    settle_but(f, engine);
+    checked = 0;
+    gate = true;
+    cr_assert_eq(fake_stream_sync(f, engine), 0);
+    cr_expect_eq(checked, 3);
+    fake_stream_destroy(f, engine);
+    numoe_gpu_model_destroy(model);
+    cr_expect_eq(f->wrong, 0, "%s", f->text);
+    numoe_gpu_close(gpu);
+    fake_free(f);
+    regions_free();
+}
+
 /* Pieces of a layer: how many experts each has, and how many copies bring it. */
 static uint32_t pieces_of(struct gpu_stream *s, uint64_t tokens, uint32_t *experts,
                           uint32_t *copies)
