@@ -15,10 +15,10 @@
  * wait, and waits for the last.
  *
  * A call of a layer is one for all devices. Every expert has an owner among them, which has it from
- * its own cells, or copies it from the host as in any call (gpu_stream.c). The others copy it from
- * the owner's memory into a second window of their own, on a stream of its own (`passes`), which
- * runs beside the copies over the link. No device waits for another's event: the host looks, and
- * queues what may follow.
+ * its own cells, or copies it from the host as in any call (gpu_stream.c), unless nobody who needs
+ * it lacks it. The others copy it from the owner's memory into a second window of their own, on a
+ * stream of its own (`passes`), which runs beside the copies over the link. No device waits for
+ * another's event: the host looks, and queues what may follow.
  *
  *   owner's piece               passed piece, in the second window of each other device
  *
@@ -735,18 +735,28 @@ static void share_out(struct gpu_relay *r, uint64_t layer)
                 r->owner[e] = i;
 }
 
-/* What device i has of the layer, or copies from the host: it may be on its way there already. Its
- * own ones for whoever needs them; others if it wants them itself. */
-static void need_of(const struct gpu_relay *r, uint32_t i, uint64_t layer, const uint32_t *need,
-                    const uint32_t *wants, uint32_t *own)
+/* What device i has of the layer, or copies from the host for itself: it may be on its way there
+ * already. */
+static void need_of(const struct gpu_relay *r, uint32_t i, uint64_t layer, const uint32_t *wants,
+                    uint32_t *own)
 {
     const struct gpu_stream *s = &r->sides[i].model->stream;
 
     for (uint32_t e = 0; e < r->source->experts; e++) {
-        const bool owns = r->passes && r->owner[e] == i;
-        const bool has = !r->passes || gpu_stream_has(s, layer, e);
-        own[e] = owns ? need[e] : has ? wants[e] : 0;
+        const bool has = !r->passes || r->owner[e] == i || gpu_stream_has(s, layer, e);
+        own[e] = has ? wants[e] : 0;
     }
+}
+
+/* The same of all devices, and for those who get it from them. */
+static void share_needs(struct gpu_relay *r)
+{
+    for (uint32_t i = 0; i < r->count; i++)
+        need_of(r, i, r->layer, r->sides[i].wants, r->sides[i].need);
+    for (uint32_t e = 0; r->passes && e < r->source->experts; e++)
+        for (uint32_t i = 0; i < r->count; i++)
+            if (comes_from(r, i, r->owner[e], e))
+                r->sides[r->owner[e]].need[e] += r->sides[i].wants[e];
 }
 
 static int check_free(const struct gpu_relay *r, struct numoe_error *error)
@@ -781,6 +791,12 @@ int gpu_relay_begin(struct gpu_relay *r, uint64_t layer, const uint32_t *need, u
     r->turn = 0;
     r->failed = false;
     share_out(r, layer);
+    for (uint32_t i = 0; !rc && i < r->count; i++) {
+        rc = gpu_enter(r->sides[i].gpu, error);
+        if (!rc)
+            gpu_model_warm(r->sides[i].model);
+    }
+    share_needs(r);
     for (; !rc && begun < r->count; begun += rc == 0) {
         struct gpu_relay_side *side = &r->sides[begun];
         struct gpu_stream *s = &side->model->stream;
@@ -788,14 +804,12 @@ int gpu_relay_begin(struct gpu_relay *r, uint64_t layer, const uint32_t *need, u
         rc = gpu_enter(side->gpu, error);
         if (rc)
             break;
-        gpu_model_warm(side->model);
-        need_of(r, begun, layer, r->need, side->wants, side->need);
         rc = gpu_stream_begin(s, layer, side->need, r->need, tokens, error);
         if (!rc && r->passes)
             gpu_stream_lend(s, all & ~(UINT32_C(1) << begun));
         for (uint32_t e = 0; !rc && e < experts; e++)
             side->kept[e] =
-                r->owner[e] == begun && r->need[e] && gpu_cache_holds(&s->cache, layer, e);
+                r->owner[e] == begun && side->need[e] && gpu_cache_holds(&s->cache, layer, e);
         memset(side->list_at, 0, sizeof side->list_at);
         memset(side->kept_at, 0, sizeof side->kept_at);
         side->kept_past = side->finished = side->ended = false;
@@ -830,7 +844,7 @@ int gpu_relay_prefetch(struct gpu_relay *r, uint64_t layer, const uint32_t *need
     for (uint32_t i = 0; !rc && i < r->count; i++) {
         struct gpu_stream *s = stream_of(r, i);
 
-        need_of(r, i, layer, need ? need : s->everything, need ? need : s->everything, own);
+        need_of(r, i, layer, need ? need : s->everything, own);
         rc = gpu_enter(r->sides[i].gpu, error);
         if (!rc)
             rc = gpu_stream_prefetch(s, layer, own, error);
