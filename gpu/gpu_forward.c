@@ -425,46 +425,6 @@ static int send_outputs(struct numoe_gpu_model *m, const struct numoe_gpu_call *
     return rc;
 }
 
-static float from_bf16(uint16_t bits)
-{
-    const uint32_t word = (uint32_t)bits << 16;
-    float value;
-
-    memcpy(&value, &word, sizeof value);
-    return value;
-}
-
-/* To nearest, ties to even; a NaN stays one. */
-static uint16_t to_bf16(float value)
-{
-    uint32_t word;
-
-    memcpy(&word, &value, sizeof word);
-    return (uint16_t)(value == value ? (word + 0x7FFF + (word >> 16 & 1)) >> 16
-                                     : word >> 16 | 0x40);
-}
-
-void numoe_gpu_sum_rows(void *to, enum numoe_type type, uint64_t to_stride,
-                        const float *const *from, uint32_t count, bool keep, uint64_t columns,
-                        uint64_t rows)
-{
-    for (uint64_t r = 0; r < rows; r++) {
-        float *wide = (float *)to + r * to_stride;
-        uint16_t *narrow = (uint16_t *)to + r * to_stride;
-
-        for (uint64_t k = 0; k < columns; k++) {
-            const uint64_t at = r * columns + k;
-            float sum = from[0][at];
-            for (uint32_t i = 1; i < count; i++)
-                sum += from[i][at];
-            if (type == NUMOE_F32)
-                wide[k] = keep ? wide[k] + sum : sum;
-            else
-                narrow[k] = to_bf16(keep ? from_bf16(narrow[k]) + sum : sum);
-        }
-    }
-}
-
 static void sum_rows(const struct numoe_gpu_model *m, const struct numoe_gpu_call *call,
                      uint64_t first, const float *const *from, uint32_t count, bool keep,
                      uint64_t rows)

@@ -495,21 +495,3 @@ Test(gpu_several, each_device_brings_experts_of_its_own)
     set_free(&set);
     model_free(m);
 }
-
-Test(gpu_several, bf16_outputs_are_rounded_once)
-{
-    static const float parts[3][4] = {
-        {1.0f, 1.0f, 0x1p-9f, -2.5f}, {0x1p-9f, 0x1p-9f, 1.0f, 1.5f}, {0x1p-9f, 0, 0x1p-9f, 1.0f}};
-    const float *const from[] = {parts[0], parts[1], parts[2]};
-    uint16_t to[4] = {0, 0x3F80, 0, 0x8000};
-
-    /* one after another 1 + 2^-9 + 2^-9 would stay 1 */
-    numoe_gpu_sum_rows(to, NUMOE_BF16, 4, from, 3, false, 4, 1);
-    cr_expect_eq(to[0], fake_to_bf16(1 + 0x1p-8f));
-    cr_expect_eq(to[1], 0x3F80);
-    cr_expect_eq(to[2], fake_to_bf16(1 + 0x1p-8f));
-    cr_expect_eq(to[3] & 0x7FFF, 0);
-    to[1] = 0x3F80;
-    numoe_gpu_sum_rows(to, NUMOE_BF16, 4, from, 2, true, 4, 1);
-    cr_expect_eq(to[1], fake_to_bf16(2 + 0x1p-9f));
-}
