@@ -5,8 +5,6 @@
 #include <ctype.h>
 #include <errno.h>
 
-#define EPYC DATA "epyc-7h12-2s-32n.xml"
-
 static const char *const machines[] = {
     DATA "allowed-sets-disagree.xml",
     DATA "cpuless-gpu-and-far-nodes.xml",

@@ -7,8 +7,6 @@
 #include <jansson.h>
 #include <math.h>
 
-#define EPYC DATA "epyc-7h12-2s-32n.xml"
-
 static uint64_t next_random(uint64_t *state)
 {
     *state = *state * 6364136223846793005u + 1442695040888963407u;

@@ -1,4 +1,5 @@
 /* Machines from strings, own XML files, damaged files, and this system. */
+#include "predict.h"
 #include "topo/topo_fixture.h"
 
 #include <errno.h>
@@ -261,7 +262,7 @@ Test(topo_files, gpu_memory_and_cpuless_nodes_serve_nobody)
 
 Test(topo_files, l3_as_numa_has_eight_domains)
 {
-    struct numoe_machine *machine = machine_of(DATA "epyc-7h12-2s-32n.xml");
+    struct numoe_machine *machine = machine_of(EPYC);
 
     check_machine(machine);
     cr_assert_eq(machine->node_count, 32);
@@ -309,6 +310,44 @@ Test(topo_files, gpus_of_a_display_class_are_found_by_their_os_device)
     cr_assert(machine->devices[0].gpu && machine->devices[1].gpu);
     cr_assert_eq(machine->devices[1].package, 1);
     cr_assert_eq(machine->domain_count, 2);
+    numoe_machine_free(machine);
+}
+
+/* ---- domains, in other numbers -------------------------------------------------------------- */
+
+Test(topo_domains, are_regrouped_in_order_within_packages, .timeout = 60)
+{
+    static const uint32_t counts[] = {2, 4, 8, 16, 32, 6};
+
+    for (size_t c = 0; c < sizeof counts / sizeof counts[0]; c++) {
+        struct numoe_machine *machine = machine_of(EPYC);
+        uint32_t nodes[64] = {0};
+
+        cr_assert_eq(numoe_machine_regroup(machine, counts[c], NULL), 0);
+        cr_assert_eq(machine->domain_count, counts[c]);
+        check_machine(machine);
+        for (uint32_t i = 0; i < machine->node_count; i++) {
+            nodes[machine->nodes[i].domain]++;
+            cr_assert_eq(machine->nodes[i].domain / (counts[c] / 2), machine->nodes[i].package);
+            cr_assert(!i || machine->nodes[i].domain >= machine->nodes[i - 1].domain);
+        }
+        for (uint32_t d = 0; d < counts[c]; d++)
+            cr_assert(nodes[d] == 32 / counts[c] || nodes[d] == 32 / counts[c] + 1);
+        numoe_machine_free(machine);
+    }
+}
+
+Test(topo_domains, impossible_numbers_are_refused, .timeout = 60)
+{
+    struct numoe_machine *machine = machine_of(EPYC);
+    struct numoe_error error = NUMOE_ERROR_INIT;
+    static const uint32_t counts[] = {0, 1, 3, 34, 64, UINT32_MAX};
+
+    for (size_t c = 0; c < sizeof counts / sizeof counts[0]; c++) {
+        cr_assert_eq(numoe_machine_regroup(machine, counts[c], &error), -EINVAL, "%u", counts[c]);
+        cr_assert_str_not_empty(error.message);
+    }
+    cr_assert_eq(machine->domain_count, 8);
     numoe_machine_free(machine);
 }
 
@@ -528,7 +567,7 @@ Test(topo_print, text_names_nodes_by_os_index)
 
 Test(topo_print, json_parses_and_says_the_same)
 {
-    struct numoe_machine *machine = machine_of(DATA "epyc-7h12-2s-32n.xml");
+    struct numoe_machine *machine = machine_of(EPYC);
     char *text = text_of(cr_assert_eq(numoe_machine_print_json(machine, out), 0));
     json_error_t where;
     json_t *root = json_loads(text, 0, &where);

@@ -154,11 +154,10 @@ Test(plan_boundary, numbers_are_the_same_everywhere)
     /* from first principles: 5 slices over 3 equal nodes, 2 layers of 4 experts; 4 -> step 3 or 1
      */
     struct numoe_machine *machine = machine_of("numa:3(memory=1GB) core:2 pu:1");
-    struct numoe_plan_request request = NUMOE_PLAN_REQUEST_INIT;
+    struct numoe_plan_request request =
+        on_every_node(&(struct numoe_expert_shape){2, 4, 5, 1088, 32, 1, 0});
     struct numoe_plan *plan;
 
-    request.form = NUMOE_FORM_EVERY_NODE;
-    request.shape = (struct numoe_expert_shape){2, 4, 5, 1088, 32, 1, 0};
     plan = plan_of(machine, &request);
     check_plan(machine, plan);
     check_boundaries(plan);
@@ -177,13 +176,12 @@ Test(plan_boundary, numbers_are_the_same_everywhere)
 Test(plan_boundary, neighbours_differ)
 {
     struct numoe_machine *machine = machine_of("numa:32(memory=16GB) core:4 pu:1");
-    struct numoe_plan_request request = NUMOE_PLAN_REQUEST_INIT;
+    struct numoe_plan_request request =
+        on_every_node(&(struct numoe_expert_shape){2, 64, 24, 104448, 2048, 8, 0});
     struct numoe_plan *plan;
     uint32_t idle = 0;
 
     /* 24 slices over 32 nodes: a node idle for one expert is not idle for the next few */
-    request.form = NUMOE_FORM_EVERY_NODE;
-    request.shape = (struct numoe_expert_shape){2, 64, 24, 104448, 2048, 8, 0};
     plan = plan_of(machine, &request);
     for (uint64_t e = 0; e + 8 <= 64; e++)
         for (uint32_t n = 0; n < 32; n++) {
@@ -206,11 +204,9 @@ static const char a1[] = "pack:2 l3:16 [numa(memory=16GB)] core:4 pu:2";
 Test(plan_fit, v4_flash_on_thirty_two_small_nodes)
 {
     struct numoe_machine *machine = machine_of(a1);
-    struct numoe_plan_request request = NUMOE_PLAN_REQUEST_INIT;
+    struct numoe_plan_request request = on_every_node(&v4_flash);
     struct numoe_plan *plan;
 
-    request.form = NUMOE_FORM_EVERY_NODE;
-    request.shape = v4_flash;
     plan = plan_of(machine, &request);
     check_plan(machine, plan);
     cr_assert_eq(plan->node_count, 32);
@@ -338,12 +334,10 @@ Test(plan_weights, follow_bandwidth_that_is_given)
 {
     struct numoe_machine *machine = machine_of("pack:4 [numa(memory=64GB)] core:4 pu:1");
     struct numoe_predict_options predict = NUMOE_PREDICT_OPTIONS_INIT;
-    struct numoe_plan_request request = NUMOE_PLAN_REQUEST_INIT;
+    struct numoe_plan_request request = on_every_node(&v4_flash);
     double gbs[] = {10, 20, 30, 40};
     struct numoe_plan *plan;
 
-    request.shape = v4_flash;
-    request.form = NUMOE_FORM_EVERY_NODE;
     request.predict = &predict;
     predict.node_gbs = gbs;
     plan = plan_of(machine, &request);
@@ -366,13 +360,11 @@ Test(plan_fit, half_of_the_nodes_are_enough)
 {
     uint32_t upper[16];
     struct numoe_machine *machine = machine_of(a1);
-    struct numoe_plan_request request = NUMOE_PLAN_REQUEST_INIT;
+    struct numoe_plan_request request = on_every_node(&v4_flash);
     struct numoe_plan *plan;
 
     for (uint32_t i = 0; i < 16; i++)
         upper[i] = 16 + i;
-    request.form = NUMOE_FORM_EVERY_NODE;
-    request.shape = v4_flash;
     request.nodes = upper;
     request.node_count = 16;
     plan = plan_of(machine, &request);
@@ -411,11 +403,10 @@ Test(plan_fit, orphan_cores_and_two_nodes)
 Test(plan_fit, weights_are_sharded_not_copied)
 {
     struct numoe_machine *machine = machine_of("numa:4(memory=256GB) core:16 pu:1");
-    struct numoe_plan_request request = NUMOE_PLAN_REQUEST_INIT;
+    struct numoe_plan_request request =
+        on_every_node(&(struct numoe_expert_shape){60, 100, 62, 1008064, 7168, 8, 0});
     struct numoe_plan *plan;
 
-    request.form = NUMOE_FORM_EVERY_NODE;
-    request.shape = (struct numoe_expert_shape){60, 100, 62, 1008064, 7168, 8, 0};
     plan = plan_of(machine, &request);
     check_plan(machine, plan);
     for (uint32_t n = 0; n < 4; n++)
@@ -428,11 +419,10 @@ Test(plan_fit, cpus_of_three_nodes_use_the_memory_of_three)
 {
     uint32_t cpus[96];
     struct numoe_machine *machine = machine_of("pack:2 group:3 [numa(memory=120GB)] core:32 pu:1");
-    struct numoe_plan_request request = NUMOE_PLAN_REQUEST_INIT;
+    struct numoe_plan_request request =
+        on_every_node(&(struct numoe_expert_shape){60, 100, 50, 1000000, 7168, 8, 0}); /* 300 GB */
     struct numoe_plan *plan;
 
-    request.form = NUMOE_FORM_EVERY_NODE;
-    request.shape = (struct numoe_expert_shape){60, 100, 50, 1000000, 7168, 8, 0}; /* 300 GB */
     request.cpus = cpus;
     request.cpu_count = 96;
     for (uint32_t half = 0; half < 2; half++) {
@@ -457,14 +447,13 @@ Test(plan_fit, a_small_node_is_filled_and_the_rest_goes_elsewhere)
     static const uint32_t both[] = {0, 1};
     struct numoe_machine *machine =
         machine_of("pack:1 [numa(memory=64GB)] [numa(memory=16GB)] core:8 pu:1");
-    struct numoe_plan_request request = NUMOE_PLAN_REQUEST_INIT;
+    struct numoe_plan_request request =
+        on_every_node(&(struct numoe_expert_shape){50, 100, 15, 1000000, 4096, 8, 1000});
     struct numoe_plan *plan;
 
     request.nodes = both;
     request.node_count = 2;
     request.keep_free_bytes = 1000000000;
-    request.form = NUMOE_FORM_EVERY_NODE;
-    request.shape = (struct numoe_expert_shape){50, 100, 15, 1000000, 4096, 8, 1000};
     plan = plan_of(machine, &request); /* 75 GB in 63 + 15 */
     check_plan(machine, plan);
     check_boundaries(plan);
@@ -589,13 +578,12 @@ Test(plan_fit, expert_bytes_are_counted_where_slice_zero_lies)
 Test(plan_weights, a_domain_counts_once)
 {
     static const uint32_t nodes[] = {0, 1, 2, 3, 4};
-    struct numoe_machine *machine = machine_of(DATA "epyc-7h12-2s-32n.xml");
-    struct numoe_plan_request request = NUMOE_PLAN_REQUEST_INIT;
+    struct numoe_machine *machine = machine_of(EPYC);
+    struct numoe_plan_request request =
+        on_every_node(&(struct numoe_expert_shape){1, 64, 64, 208896, 4096, 6, 0});
     struct numoe_plan *plan;
 
     /* a whole quadrant and one node of another: half by domains, 4 to 1 by cores */
-    request.form = NUMOE_FORM_EVERY_NODE;
-    request.shape = (struct numoe_expert_shape){1, 64, 64, 208896, 4096, 6, 0};
     request.nodes = nodes;
     request.node_count = 5;
     plan = plan_of(machine, &request);
@@ -642,15 +630,14 @@ Test(plan_weights, hbm_beside_dram_has_three_times_the_share)
     static const uint32_t both[] = {0, 1, 2, 3};
     struct numoe_machine *machine =
         machine_of("pack:1 group:2 [numa(memory=64GB)] [numa(memory=64GB)] core:12 pu:2");
-    struct numoe_plan_request request = NUMOE_PLAN_REQUEST_INIT;
+    struct numoe_plan_request request =
+        on_every_node(&(struct numoe_expert_shape){10, 64, 64, 208896, 4096, 6, 0});
     struct numoe_plan *plan;
 
     for (uint32_t n = 0; n < 4; n++)
         machine->nodes[n].kind = n % 2 ? NUMOE_NODE_HBM : NUMOE_NODE_DRAM;
     request.nodes = both;
     request.node_count = 4;
-    request.form = NUMOE_FORM_EVERY_NODE;
-    request.shape = (struct numoe_expert_shape){10, 64, 64, 208896, 4096, 6, 0};
     plan = plan_of(machine, &request);
     check_plan(machine, plan);
     cr_expect(has_note(plan->notes, plan->note_count, "HBM taken for three times"));
@@ -762,7 +749,7 @@ Test(plan_workers, uneven_numbers_differ_by_one_a_node)
 
 Test(plan_workers, few_workers_go_to_different_domains)
 {
-    struct numoe_machine *machine = machine_of(DATA "epyc-7h12-2s-32n.xml");
+    struct numoe_machine *machine = machine_of(EPYC);
     struct numoe_plan_request request = NUMOE_PLAN_REQUEST_INIT;
     struct numoe_plan *plan;
     uint32_t seen = 0;
@@ -860,6 +847,43 @@ Test(plan_workers, cpus_outside_the_allowed_set_are_refused_by_name)
     numoe_machine_free(machine);
 }
 
+Test(plan_workers, reserved_cores_are_left_alone_with_all_threads, .timeout = 60)
+{
+    struct numoe_machine *machine = machine_of(EPYC);
+    struct numoe_plan_request request = on_every_node(&v4_flash);
+    uint32_t reserved[] = {0, 4, 5, 6, 7};
+    struct numoe_error error = NUMOE_ERROR_INIT;
+    struct numoe_plan *plan;
+    uint32_t all[256];
+
+    request.reserved_cpus = reserved;
+    request.reserved_count = 5;
+    plan = plan_of(machine, &request);
+    check_plan(machine, plan);
+    cr_assert_eq(plan->worker_count, 123);
+    /* node 1 has no core left, and is used all the same */
+    cr_assert_eq(plan->node_count, 32);
+    cr_assert_eq(plan->nodes[1].worker_count, 0);
+    cr_assert(plan->nodes[1].slice_count > 0);
+    for (uint32_t i = 0; i < plan->worker_count; i++)
+        for (uint32_t r = 0; r < 5; r++)
+            cr_assert_neq(machine->pus[plan->workers[i].pu].core,
+                          cpu_at(machine, reserved[r])->core);
+    cr_assert(has_note(plan->notes, plan->note_count, "5 cores reserved"));
+    numoe_plan_free(plan);
+
+    reserved[0] = 256;
+    cr_assert_eq(plan_error(machine, &request, &error), -EINVAL);
+    cr_assert_not_null(strstr(error.message, "256"));
+    for (uint32_t i = 0; i < 256; i++)
+        all[i] = i;
+    request.reserved_cpus = all;
+    request.reserved_count = 256;
+    cr_assert_eq(plan_error(machine, &request, &error), -EINVAL);
+    cr_assert_not_null(strstr(error.message, "reserved"), "%s", error.message);
+    numoe_machine_free(machine);
+}
+
 Test(plan_workers, quota_and_affinity_of_this_machine)
 {
     struct numoe_machine *machine = machine_of("live");
@@ -950,8 +974,7 @@ Test(plan_workers, a_mask_of_one_cpu_gives_one_worker_there)
 
 Test(plan_workers, do_not_depend_on_the_model)
 {
-    static const char *const machines[] = {a1, DATA "epyc-7h12-2s-32n.xml",
-                                           DATA "two-of-four-nodes.xml",
+    static const char *const machines[] = {a1, EPYC, DATA "two-of-four-nodes.xml",
                                            DATA "hbm-numbered-last.xml"};
 
     for (size_t m = 0; m < sizeof machines / sizeof machines[0]; m++)
@@ -980,11 +1003,10 @@ Test(plan_workers, do_not_depend_on_the_model)
 
 static struct numoe_plan *measured_plan(const struct numoe_machine *machine)
 {
-    struct numoe_plan_request request = NUMOE_PLAN_REQUEST_INIT;
+    struct numoe_plan_request request =
+        on_every_node(&(struct numoe_expert_shape){4, 16, 64, 208896, 4096, 6, 0});
     struct numoe_plan *plan;
 
-    request.form = NUMOE_FORM_EVERY_NODE;
-    request.shape = (struct numoe_expert_shape){4, 16, 64, 208896, 4096, 6, 0};
     plan = plan_of(machine, &request);
     check_plan(machine, plan);
     check_boundaries(plan);
@@ -1051,14 +1073,12 @@ Test(plan_measured, pairs_count_where_a_node_was_not_read_with_all)
 Test(plan_print, text_and_json_say_what_each_node_holds)
 {
     struct numoe_machine *machine = machine_of(a1);
-    struct numoe_plan_request request = NUMOE_PLAN_REQUEST_INIT;
+    struct numoe_plan_request request = on_every_node(&v4_flash);
     struct numoe_plan *plan;
     json_error_t where;
     json_t *root, *node;
     char *text;
 
-    request.form = NUMOE_FORM_EVERY_NODE;
-    request.shape = v4_flash;
     plan = plan_of(machine, &request);
     text = text_of(numoe_plan_print(plan, out));
     cr_assert(strstr(text, "total"));

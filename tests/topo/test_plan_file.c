@@ -783,12 +783,12 @@ Test(plan_check, another_cpu)
 
 Test(plan_check, other_distances)
 {
-    struct pair pair = pair_of(DATA "epyc-7h12-2s-32n.xml");
+    struct pair pair = pair_of(EPYC);
 
     cr_assert_not_null(pair.machine->distances);
     pair.machine->distances[2]++;
     expect_changes(&pair, 1, "the distance from memory node 0 to 2 is ");
-    pair = pair_of(DATA "epyc-7h12-2s-32n.xml");
+    pair = pair_of(EPYC);
     free(pair.machine->distances);
     pair.machine->distances = NULL; /* not known */
     expect_accepted(&pair);
@@ -843,7 +843,7 @@ Test(plan_check, many_changes_are_counted_and_logged)
 /* A plan of a file stands on the machine whatever file or memory it was described by. */
 Test(plan_file, one_machine_in_two_descriptions)
 {
-    struct numoe_machine *xml = machine_of(DATA "epyc-7h12-2s-32n.xml"), *saved;
+    struct numoe_machine *xml = machine_of(EPYC), *saved;
     struct numoe_plan_request request = NUMOE_PLAN_REQUEST_INIT;
     struct numoe_error error = NUMOE_ERROR_INIT;
     struct numoe_plan *plan, *other;

@@ -18,7 +18,7 @@ static struct numoe_plan *plan_on(const char *source)
 
 Test(plan_reach, groups_of_two_epyc_7h12)
 {
-    struct numoe_plan *plan = plan_on(DATA "epyc-7h12-2s-32n.xml");
+    struct numoe_plan *plan = plan_on(EPYC);
     struct numoe_plan_reach reach[NUMOE_REACHES];
     uint32_t group[32];
 
@@ -40,7 +40,7 @@ Test(plan_reach, groups_of_two_epyc_7h12)
 /* 32 nodes: rows weigh more the more tokens share a reading of the weights. */
 Test(plan_reach, more_tokens_reach_further)
 {
-    struct numoe_plan *plan = plan_on(DATA "epyc-7h12-2s-32n.xml");
+    struct numoe_plan *plan = plan_on(EPYC);
     struct numoe_plan_reach reach[NUMOE_REACHES];
     enum numoe_reach last = NUMOE_REACH_DOMAIN;
 
@@ -61,10 +61,9 @@ Test(plan_reach, more_tokens_reach_further)
 /* The costs of the file's head, in floating point. */
 Test(plan_reach, the_least_of_the_stated_costs)
 {
-    static const char *const machines[] = {DATA "epyc-7h12-2s-32n.xml", DATA "xeon-8336c-2s-2n.xml",
-                                           "pack:4 [numa(memory=64GB)] core:3 pu:1",
-                                           "pack:1 [numa(memory=640GB)] core:3 pu:1",
-                                           "pack:2 l3:16 [numa(memory=16GB)] core:4 pu:2"};
+    static const char *const machines[] = {
+        EPYC, DATA "xeon-8336c-2s-2n.xml", "pack:4 [numa(memory=64GB)] core:3 pu:1",
+        "pack:1 [numa(memory=640GB)] core:3 pu:1", "pack:2 l3:16 [numa(memory=16GB)] core:4 pu:2"};
 
     for (size_t m = 0; m < sizeof machines / sizeof machines[0]; m++) {
         struct numoe_plan *plan = plan_on(machines[m]);

@@ -14,6 +14,7 @@
 #include <string.h>
 
 #define DATA NUMOE_TEST_DATA "/topo/data/"
+#define EPYC DATA "epyc-7h12-2s-32n.xml"
 
 static inline struct numoe_machine *machine_of(const char *source)
 {
@@ -50,6 +51,16 @@ static const struct numoe_expert_shape v4_flash = {.layers = 43,
                                                    .slice_bytes = 208896,
                                                    .hidden = 4096,
                                                    .experts_per_token = 6};
+
+/* Every expert over every node. */
+static inline struct numoe_plan_request on_every_node(const struct numoe_expert_shape *shape)
+{
+    struct numoe_plan_request request = NUMOE_PLAN_REQUEST_INIT;
+
+    request.shape = *shape;
+    request.form = NUMOE_FORM_EVERY_NODE;
+    return request;
+}
 
 static inline bool has_note(char *const *notes, uint32_t count, const char *words)
 {
