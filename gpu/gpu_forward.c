@@ -669,6 +669,7 @@ int gpu_pass_compute(struct numoe_gpu_model *m, const struct numoe_gpu_call *cal
         return rc;
     }
     gpu_stream_end(&m->stream, m->stream.compute);
+    m->pass.queued = true;
     if (m->source.layers > 1 && m->pass.first + m->pass.tokens == call->tokens)
         look_ahead(m, (layer + 1) % m->source.layers, call->ahead);
     return 0;
@@ -723,7 +724,7 @@ void gpu_pass_end(struct numoe_gpu_model *m, uint64_t tokens, int rc)
     gpu_tally_add(&m->stream.tally, GPU_TOKENS, tokens);
 }
 
-int numoe_gpu_start(struct numoe_gpu_model *m, uint64_t layer, const struct numoe_gpu_call *call,
+int numoe_gpu_begin(struct numoe_gpu_model *m, uint64_t layer, const struct numoe_gpu_call *call,
                     uint64_t first, uint64_t *tokens, struct numoe_error *error)
 {
     int rc;
@@ -732,17 +733,52 @@ int numoe_gpu_start(struct numoe_gpu_model *m, uint64_t layer, const struct numo
         return numoe_error_set(error, -EINVAL, "tokens", "there is none from %llu on: %llu",
                                (unsigned long long)first, (unsigned long long)call->tokens);
     if (m->several)
-        return gpu_several_start(m->several, layer, call, first, tokens, error);
+        return gpu_several_begin(m->several, layer, call, first, tokens, error);
     rc = gpu_pass_plan(m, layer, call, first, call->tokens - first, error);
     if (!rc)
         rc = gpu_pass_begin(m, call, error);
     if (!rc)
         rc = gpu_pass_inputs(m, call, 0, m->pass.tokens, error);
-    if (!rc)
-        rc = gpu_pass_compute(m, call, true, error);
-    if (!rc)
+    if (rc)
+        return rc;
+    /* the link works until the rest is queued */
+    rc = gpu_stream_lead(&m->stream, error);
+    if (rc)
+        settle(m);
+    else
         *tokens = m->pass.tokens;
     return rc;
+}
+
+int gpu_pass_check(struct numoe_gpu_model *m, bool queued, struct numoe_error *error)
+{
+    int rc;
+
+    if (m->running && m->pass.queued == queued)
+        return 0;
+    rc = gpu_enter(m->gpu, error);
+    return rc ? rc
+              : numoe_error_set(error, -EINVAL, "call", "none was %s",
+                                queued ? "started" : "begun, or it is queued already");
+}
+
+int numoe_gpu_queue(struct numoe_gpu_model *m, const struct numoe_gpu_call *call,
+                    struct numoe_error *error)
+{
+    int rc;
+
+    if (m->several)
+        return gpu_several_queue(m->several, call, error);
+    rc = gpu_pass_check(m, false, error);
+    return rc ? rc : gpu_pass_compute(m, call, true, error);
+}
+
+int numoe_gpu_start(struct numoe_gpu_model *m, uint64_t layer, const struct numoe_gpu_call *call,
+                    uint64_t first, uint64_t *tokens, struct numoe_error *error)
+{
+    const int rc = numoe_gpu_begin(m, layer, call, first, tokens, error);
+
+    return rc ? rc : numoe_gpu_queue(m, call, error);
 }
 
 int numoe_gpu_finish(struct numoe_gpu_model *m, const struct numoe_gpu_call *call, uint64_t *done,
@@ -754,10 +790,9 @@ int numoe_gpu_finish(struct numoe_gpu_model *m, const struct numoe_gpu_call *cal
     *done = 0;
     if (m->several)
         return gpu_several_finish(m->several, call, done, error);
-    if (!m->running) {
-        rc = gpu_enter(m->gpu, error);
-        return rc ? rc : numoe_error_set(error, -EINVAL, "call", "none was started");
-    }
+    rc = gpu_pass_check(m, true, error);
+    if (rc)
+        return rc;
     do {
         const uint8_t *rows;
         void *come = gpu_pass_rows(m, at, &count, &rows);

@@ -17,6 +17,7 @@ struct gpu_pass {
     uint64_t chunk;  /* tokens of a launch */
     uint64_t staged; /* tokens that pass through a stage */
     uint64_t sent;   /* tokens whose outputs are queued on their way to the host */
+    bool queued;     /* all that is computed is */
     struct gpu_parts parts;
 };
 
@@ -103,6 +104,8 @@ uint8_t *gpu_pass_x(const struct numoe_gpu_model *model, const struct numoe_gpu_
 int gpu_pass_wait(struct numoe_gpu_model *const *models, void *const *events, uint32_t count,
                   const struct gpu_nccl *nccl, const char *what, struct numoe_error *error);
 void gpu_pass_end(struct numoe_gpu_model *model, uint64_t tokens, int rc);
+/* -EINVAL: no call was begun, or, with queued, none whose computation is queued; without, it is. */
+int gpu_pass_check(struct numoe_gpu_model *model, bool queued, struct numoe_error *error);
 
 /* Write the outputs of the pass's tokens [at, at + count), as they came from `parts` devices. sums:
  * they are fp32, to be added and rounded to the call's type; else there is one part, of that type.

@@ -412,7 +412,7 @@ static int await_staging(void *user, void *event, struct numoe_error *error)
     return rc ? rc : entered;
 }
 
-int gpu_several_start(struct gpu_several *s, uint64_t layer, const struct numoe_gpu_call *call,
+int gpu_several_begin(struct gpu_several *s, uint64_t layer, const struct numoe_gpu_call *call,
                       uint64_t first, uint64_t *tokens, struct numoe_error *error)
 {
     const struct numoe_gpu_call part = part_of(call);
@@ -456,6 +456,21 @@ int gpu_several_start(struct gpu_several *s, uint64_t layer, const struct numoe_
         if (!rc)
             rc = gpu_stream_pump(&m->stream, &more, error);
     }
+    if (rc)
+        gpu_several_cancel(s);
+    else
+        *tokens = most;
+    return rc;
+}
+
+int gpu_several_queue(struct gpu_several *s, const struct numoe_gpu_call *call,
+                      struct numoe_error *error)
+{
+    const struct numoe_gpu_call part = part_of(call);
+    int rc = gpu_pass_check(s->parts[0].model, false, error);
+
+    if (rc)
+        return rc;
     for (uint32_t i = 0; !rc && i < s->count; i++) {
         struct numoe_gpu_model *m = s->parts[i].model;
 
@@ -464,12 +479,9 @@ int gpu_several_start(struct gpu_several *s, uint64_t layer, const struct numoe_
         rc = gpu_pass_compute(m, &part, s->way == NUMOE_GPU_SUM_HOST, error);
         m->stream.await = NULL;
     }
-    if (rc) {
+    if (rc)
         gpu_several_cancel(s);
-        return rc;
-    }
-    *tokens = most;
-    return 0;
+    return rc;
 }
 
 /* Outputs of the pass from token *at on, summed by devices, round after round. */
@@ -550,8 +562,9 @@ int gpu_several_finish(struct gpu_several *s, const struct numoe_gpu_call *call,
 
     *done = 0;
     list_models(s, models);
-    if (!models[0]->running)
-        return numoe_error_set(error, -EINVAL, "call", "none was started");
+    rc = gpu_pass_check(models[0], true, error);
+    if (rc)
+        return rc;
     while (!rc && s->way != NUMOE_GPU_SUM_HOST && at < models[0]->pass.tokens) {
         struct numoe_error why = NUMOE_ERROR_INIT;
 

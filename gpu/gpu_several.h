@@ -42,8 +42,10 @@ struct gpu_several {
     struct gpu_several_part parts[NUMOE_GPU_MOST];
 };
 
-int gpu_several_start(struct gpu_several *several, uint64_t layer,
+int gpu_several_begin(struct gpu_several *several, uint64_t layer,
                       const struct numoe_gpu_call *call, uint64_t first, uint64_t *tokens,
+                      struct numoe_error *error);
+int gpu_several_queue(struct gpu_several *several, const struct numoe_gpu_call *call,
                       struct numoe_error *error);
 int gpu_several_finish(struct gpu_several *several, const struct numoe_gpu_call *call,
                        uint64_t *done, struct numoe_error *error);

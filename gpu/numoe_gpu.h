@@ -250,8 +250,8 @@ struct numoe_gpu_call {
     bool add;
     float scale;
     /** Another computes the other experts of the same call meanwhile and writes out: what the GPU
-     *  computes is added to that by numoe_gpu_finish. With numoe_gpu_start; add is then not for
-     *  the GPU, and false. */
+     *  computes is added to that by numoe_gpu_finish. With numoe_gpu_start or begin; add is then
+     *  not for the GPU, and false. */
     bool join;
     /** Tokens that go to each expert, whoever computes them [experts]: what the experts that stay
      *  are chosen by; NULL: as ids say. */
@@ -284,12 +284,22 @@ int numoe_gpu_forward(struct numoe_gpu_model *model, uint64_t layer,
 int numoe_gpu_start(struct numoe_gpu_model *model, uint64_t layer,
                     const struct numoe_gpu_call *call, uint64_t first, uint64_t *tokens,
                     struct numoe_error *error);
+/**
+ * numoe_gpu_start in two steps, for who starts something else between them: copies of inputs and of
+ * the first experts are queued; then, by numoe_gpu_queue, which must follow, all else.
+ * @return as numoe_gpu_start; after a failure of either nothing is to be finished
+ */
+int numoe_gpu_begin(struct numoe_gpu_model *model, uint64_t layer,
+                    const struct numoe_gpu_call *call, uint64_t first, uint64_t *tokens,
+                    struct numoe_error *error);
+int numoe_gpu_queue(struct numoe_gpu_model *model, const struct numoe_gpu_call *call,
+                    struct numoe_error *error);
 /** Wait for what was started and write its tokens of call->out.
  *  @param done  of them, from the first on, those whose output is final, also when it fails */
 int numoe_gpu_finish(struct numoe_gpu_model *model, const struct numoe_gpu_call *call,
                      uint64_t *done, struct numoe_error *error);
 
-/** Instead of finish: nothing of what was started is written. Waits for the device. */
+/** Instead of finish, or of queue: nothing of what was started is written. Waits for the device. */
 void numoe_gpu_cancel(struct numoe_gpu_model *model);
 
 /** Tokens that went to each expert of a layer [experts] in a call that the GPU had no part in. */

@@ -258,19 +258,46 @@ static int run_on_workers(struct numoe *context, uint64_t first, uint64_t most,
     return 0;
 }
 
-/* Turn held. The workers have done their part of a shared call, or failed: the GPU's is joined, and
- * what it did not get done is the workers' after all. */
-static int finish_shared(struct numoe *context, uint64_t since, int rc, uint64_t most,
-                         struct numoe_error *error)
+/* Turn held. The workers' part of a shared call, while the GPU's is queued. */
+static int run_beside(struct numoe *context, uint64_t most, struct numoe_error *error)
 {
     struct numoe_schedule *s = &context->schedule;
-    const uint64_t traced = numoe_trace_now(context->trace);
-    uint64_t done, skipped, missing;
+    const bool at_once = s->batch.tokens > most; /* several passes: not only behind the first */
+    struct numoe_pool_job job;
+    uint64_t ticket, since;
+    int rc;
+
+    if (at_once)
+        numoe_gpu_share_queue(s);
+    rc = run_on_workers(context, 0, most, &job, error);
+    if (rc)
+        return rc;
+    since = numoe_trace_now(context->trace);
+    rc = numoe_pool_submit(context->pool, &job, &ticket);
+    if (!rc && !at_once)
+        numoe_gpu_share_queue(s);
+    if (!rc)
+        rc = numoe_pool_wait(context->pool, ticket);
+    if (rc)
+        return numoe_error_set(error, rc, "workers", "could not run the job");
+    trace_call(context, TRACE_RUN, since, s->token_count, s->lane_count);
+    return 0;
+}
+
+/* Turn held. A call that was begun to be shared: when the workers have done their part, the GPU's
+ * is joined, and what it did not get done is the workers' after all. */
+static int run_shared(struct numoe *context, uint64_t most, struct numoe_error *error)
+{
+    struct numoe_schedule *s = &context->schedule;
+    const uint64_t since = numoe_now_ns();
+    uint64_t traced, done, skipped, missing;
+    int rc = run_beside(context, most, error);
 
     if (rc) {
         numoe_gpu_share_cancel(s);
         return rc;
     }
+    traced = numoe_trace_now(context->trace);
     done = numoe_gpu_share_end(s, numoe_now_ns() - since);
     trace_call(context, TRACE_GPU, traced, done, 0);
     if (done == s->batch.tokens)
@@ -296,7 +323,6 @@ static int run_passes(struct numoe *context, struct numoe_model *model, uint64_t
 {
     struct numoe_schedule *s = &context->schedule;
     uint64_t first, most, since;
-    bool shared;
     int rc;
 
     s->late =
@@ -315,11 +341,8 @@ static int run_passes(struct numoe *context, struct numoe_model *model, uint64_t
     first = batch->deferred || s->late ? 0 : numoe_gpu_run(s);
     if (first)
         trace_call(context, TRACE_GPU, since, first, 0);
-    shared = numoe_gpu_sharing(model);
-    since = numoe_now_ns();
-    rc = run_on_workers(context, first, most, shared ? NULL : last, error);
-    if (shared)
-        rc = finish_shared(context, since, rc, most, error);
+    rc = numoe_gpu_sharing(model) ? run_shared(context, most, error)
+                                  : run_on_workers(context, first, most, last, error);
     if (rc)
         return rc;
     turn_later(context, model, batch, &s->result);

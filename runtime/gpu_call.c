@@ -2,10 +2,11 @@
  * Calls on the GPU, alone or shared with the workers. Ids are rewritten on the host, so that the
  * same entries are computed, skipped and counted as on the CPU.
  *
- * A shared call: the GPU's part is queued, the workers compute the rest into out, and the GPU's
- * rows are added to it. Which expert is whose follows from gpu_share.h. Few tokens leave the link
- * idle where the workers read what is not on the GPU; it then brings experts that are asked for
- * often.
+ * A shared call: inputs and the first experts are on their way to the GPU when the workers begin to
+ * compute the rest into out; the GPU's part is queued beside them, by a thread that is one worker
+ * less meanwhile; and the GPU's rows are added to out. Which expert is whose follows from
+ * gpu_share.h. Few tokens leave the link idle where the workers read what is not on the GPU; it
+ * then brings experts that are asked for often.
  *
  * SPDX-License-Identifier: Apache-2.0
  */
@@ -81,7 +82,9 @@ struct gpu_run {
     uint8_t *held, *on_gpu, *mask; /* [experts] */
     bool pinned; /* weights need no staging: the GPU can work beside the workers */
     bool sharing;
-    uint64_t taken; /* tokens that were started */
+    int queue_rc;      /* while sharing */
+    uint64_t began_ns; /* while sharing */
+    uint64_t taken;    /* tokens that were started */
     struct gpu_shared last;
 };
 
@@ -232,7 +235,9 @@ static void share(struct numoe_schedule *s, const struct numoe_gpu_call *call)
     run->call.asked = run->tokens_of;
     run->call.ahead = NUMOE_GPU_NO_AHEAD;
     divide(s);
-    run->sharing = !numoe_gpu_start(model->gpu, s->layer, &run->call, 0, &run->taken, &error);
+    run->began_ns = numoe_now_ns();
+    run->queue_rc = 0;
+    run->sharing = !numoe_gpu_begin(model->gpu, s->layer, &run->call, 0, &run->taken, &error);
     if (run->sharing)
         return;
     say_failure(model, &error);
@@ -287,7 +292,7 @@ uint64_t numoe_gpu_run(struct numoe_schedule *s)
         const uint64_t since = numoe_now_ns(), done = run_alone(s, &call);
         if (done == batch->tokens)
             gpu_share_learn(&run->share, batch->tokens, &run->choice,
-                            (double)(numoe_now_ns() - since) * 1e-9, 0);
+                            (double)(numoe_now_ns() - since) * 1e-9, 0, 0);
         return done;
     }
     numoe_gpu_asked(model->gpu, s->layer, run->tokens_of, batch->tokens);
@@ -308,8 +313,20 @@ static void count_shared(struct numoe_schedule *s, uint64_t tokens)
     s->result.gpu_tokens = tokens;
 }
 
+void numoe_gpu_share_queue(struct numoe_schedule *s)
+{
+    struct numoe_model *model = s->model;
+    struct gpu_run *run = model->gpu_run;
+    struct numoe_error error = NUMOE_ERROR_INIT;
+
+    run->queue_rc = numoe_gpu_queue(model->gpu, &run->call, &error);
+    if (run->queue_rc)
+        say_failure(model, &error);
+}
+
 uint64_t numoe_gpu_share_end(struct numoe_schedule *s, uint64_t cpu_ns)
 {
+    const uint64_t ended = numoe_now_ns();
     struct numoe_model *model = s->model;
     struct gpu_run *run = model->gpu_run;
     struct numoe_error error = NUMOE_ERROR_INIT;
@@ -317,10 +334,12 @@ uint64_t numoe_gpu_share_end(struct numoe_schedule *s, uint64_t cpu_ns)
     int rc;
 
     run->sharing = false;
-    rc = numoe_gpu_finish(model->gpu, &run->call, &done, &error);
+    rc = run->queue_rc;
+    if (!rc)
+        rc = numoe_gpu_finish(model->gpu, &run->call, &done, &error);
     if (!rc && done == s->batch.tokens) /* one pass, so its time is that of the call */
         gpu_share_learn(&run->share, done, &run->choice, numoe_gpu_took_ms(model->gpu) * 1e-3,
-                        (double)cpu_ns * 1e-9);
+                        (double)cpu_ns * 1e-9, (double)(ended - cpu_ns - run->began_ns) * 1e-9);
     run->last = (struct gpu_shared){.gpu_experts = run->choice.gpu_experts,
                                     .cpu_experts = run->choice.cpu_experts,
                                     .gpu_ms = numoe_gpu_took_ms(model->gpu),
@@ -337,7 +356,8 @@ uint64_t numoe_gpu_share_end(struct numoe_schedule *s, uint64_t cpu_ns)
         bring(s);
         return done;
     }
-    say_failure(model, &error);
+    if (!run->queue_rc)
+        say_failure(model, &error);
     for (uint64_t e = 0; e < model->desc.experts; e++)
         run->mask[e] = !run->on_gpu[e];
     s->batch.add = true;

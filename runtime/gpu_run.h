@@ -27,10 +27,13 @@ void numoe_gpu_run_guess(struct numoe_model *model, double link_rate, double cpu
  * them in the schedule's result: all; or, without a GPU or when it fails, fewer, whose number is
  * returned.
  * Or begin to share the call: 0 is returned, numoe_gpu_sharing is true, and the schedule's batch
- * has the experts that are not the CPUs' as held elsewhere. The workers compute all tokens of it,
- * and then numoe_gpu_share_end is called. */
+ * has the experts that are not the CPUs' as held elsewhere. The workers begin to compute all tokens
+ * of it, numoe_gpu_share_queue is called, and when they have done, numoe_gpu_share_end. */
 uint64_t numoe_gpu_run(struct numoe_schedule *schedule);
 bool numoe_gpu_sharing(const struct numoe_model *model);
+
+/* Queue the GPU's part. Where that fails it shows in numoe_gpu_share_end. */
+void numoe_gpu_share_queue(struct numoe_schedule *schedule);
 
 /* The workers' part is done, and took so long. Add what the GPU computed to out. Returns how many
  * tokens are complete: where the GPU failed, the others are given back: the schedule's batch is

@@ -20,16 +20,16 @@ static unsigned size_of(uint64_t tokens)
     return i;
 }
 
-/* The correction for a size, or for the nearest that has one. */
-static double correction(const double *took, unsigned size)
+/* What is known of a size, or of the nearest that something is known of. */
+static double nearest(const double *known, unsigned size, double unknown)
 {
     for (unsigned d = 0; d < GPU_SHARE_SIZES; d++) {
-        if (d <= size && took[size - d] > 0)
-            return took[size - d];
-        if (size + d < GPU_SHARE_SIZES && took[size + d] > 0)
-            return took[size + d];
+        if (d <= size && known[size - d] > 0)
+            return known[size - d];
+        if (size + d < GPU_SHARE_SIZES && known[size + d] > 0)
+            return known[size + d];
     }
-    return 1;
+    return unknown;
 }
 
 static double larger(double a, double b)
@@ -73,13 +73,13 @@ static void weigh(const struct gpu_share *s, uint64_t tokens, const struct sums 
                                         .copied = sums->copied_experts};
     choice->gpu_model = sums->gpu_experts ? s->gpu_fixed + larger(link, arithmetic) : 0;
     choice->cpu_model = sums->cpu_experts ? s->cpu_fixed + sums->cpu : 0;
-    choice->gpu_seconds = choice->gpu_model * correction(s->gpu_took, size);
-    choice->cpu_seconds = choice->cpu_model * correction(s->cpu_took, size);
-}
-
-static double ends(const struct gpu_share_choice *c)
-{
-    return larger(c->gpu_seconds, c->cpu_seconds);
+    choice->gpu_seconds = choice->gpu_model * nearest(s->gpu_took, size, 1);
+    choice->cpu_seconds = choice->cpu_model * nearest(s->cpu_took, size, 1);
+    choice->seconds = choice->gpu_seconds;
+    if (sums->cpu_experts)
+        choice->seconds =
+            larger(choice->gpu_seconds,
+                   choice->cpu_seconds + (sums->gpu_experts ? nearest(s->cpu_late, size, 0) : 0));
 }
 
 void gpu_share_cost(const struct gpu_share *s, uint64_t tokens, const uint32_t *tokens_of,
@@ -150,7 +150,7 @@ void gpu_share_choose(struct gpu_share *s, uint64_t tokens, const uint32_t *toke
         add(s, tokens_of[order[i]], held[order[i]], false, -1, &sums);
         add(s, tokens_of[order[i]], held[order[i]], true, 1, &sums);
         weigh(s, tokens, &sums, &next);
-        if (ends(&next) < ends(choice)) {
+        if (next.seconds < choice->seconds) {
             *choice = next;
             best = i + 1;
         }
@@ -160,23 +160,22 @@ void gpu_share_choose(struct gpu_share *s, uint64_t tokens, const uint32_t *toke
         on_gpu[order[i]] = 1;
 }
 
-static void learn(double *took, unsigned size, double model, double seconds)
+static void learn(double *known, double value)
 {
-    double old;
-
-    if (!(model > 0) || !(seconds > 0))
-        return;
-    old = took[size] > 0 ? took[size] : 0;
-    took[size] = old > 0 ? old + STEP * (seconds / model - old) : seconds / model;
+    *known += *known > 0 ? STEP * (value - *known) : value;
 }
 
 void gpu_share_learn(struct gpu_share *s, uint64_t tokens, const struct gpu_share_choice *choice,
-                     double gpu_seconds, double cpu_seconds)
+                     double gpu_seconds, double cpu_seconds, double cpu_late)
 {
     const unsigned size = size_of(tokens);
 
-    learn(s->gpu_took, size, choice->gpu_model, gpu_seconds);
-    learn(s->cpu_took, size, choice->cpu_model, cpu_seconds);
+    if (choice->gpu_model > 0 && gpu_seconds > 0)
+        learn(&s->gpu_took[size], gpu_seconds / choice->gpu_model);
+    if (choice->cpu_model > 0 && cpu_seconds > 0)
+        learn(&s->cpu_took[size], cpu_seconds / choice->cpu_model);
+    if (cpu_late > 0)
+        learn(&s->cpu_late[size], cpu_late);
     if (++s->calls % HOPE_CALLS == 0)
         for (unsigned i = 0; i < GPU_SHARE_SIZES; i++) {
             s->gpu_took[i] *= HOPE;

@@ -5,7 +5,8 @@
  * The GPU's time is that of the link, for what it does not hold, or of its arithmetic, whichever is
  * longer; an expert costs the link its bytes whatever its tokens. The CPUs' time is the sum over
  * experts of reading or of arithmetic. So experts with many tokens are the GPU's, and those with
- * few stay where they lie; what the GPU holds costs it no link and is its own.
+ * few stay where they lie; what the GPU holds costs it no link and is its own. In a call that both
+ * share the CPUs begin later than the GPU, as inputs and the first copies are queued before.
  *
  * The speeds begin as guesses that flatter both sides, so that both are tried, and are corrected by
  * what calls took: calls that both shared, so contention for memory is in them. Each power of two
@@ -28,6 +29,8 @@ struct gpu_share {
     double link_rate, gpu_rate, gpu_fixed, cpu_read, cpu_rate, cpu_fixed;
     /* what calls of 2^i tokens and more took, by what was expected; 0: none yet */
     double gpu_took[GPU_SHARE_SIZES], cpu_took[GPU_SHARE_SIZES];
+    double
+        cpu_late[GPU_SHARE_SIZES]; /* seconds that the CPUs began later than the GPU; 0: none yet */
     uint64_t calls;
 };
 
@@ -35,6 +38,7 @@ struct gpu_share_choice {
     uint64_t gpu_experts, cpu_experts; /* hit ones */
     uint64_t copied;                   /* of gpu_experts, not held */
     double gpu_seconds, cpu_seconds;   /* expected */
+    double seconds;                    /* until both have ended */
     double gpu_model, cpu_model;       /* before correction */
 };
 
@@ -51,8 +55,10 @@ void gpu_share_choose(struct gpu_share *share, uint64_t tokens, const uint32_t *
                       const uint8_t *held, uint64_t experts, uint32_t *order, uint8_t *on_gpu,
                       struct gpu_share_choice *choice);
 
-/* What a call of the choice took, each side; not positive: not known. */
+/* What a call of the choice took, each side, and how much later the CPUs began; not positive: not
+ * known. */
 void gpu_share_learn(struct gpu_share *share, uint64_t tokens,
-                     const struct gpu_share_choice *choice, double gpu_seconds, double cpu_seconds);
+                     const struct gpu_share_choice *choice, double gpu_seconds, double cpu_seconds,
+                     double cpu_late);
 
 #endif

@@ -87,8 +87,17 @@ Test(gpu_odd_calls, a_call_is_cancelled_or_its_model_destroyed_in_mid_flight, .t
             static struct batch b;
 
             batch_make(&b);
+            cr_expect_eq(numoe_gpu_queue(model, &b.call, &error), -EINVAL);
+            cr_expect(strstr(error.message, "none was begun"), "%s", error.message);
             cr_assert_eq(
-                numoe_gpu_start(model, i % LAYERS, &b.call, i % b.call.tokens, &tokens, NULL), 0);
+                numoe_gpu_begin(model, i % LAYERS, &b.call, i % b.call.tokens, &tokens, NULL), 0);
+            cr_expect_eq(numoe_gpu_start(model, 0, &b.call, 0, &tokens, NULL), -EBUSY);
+            cr_expect_eq(numoe_gpu_finish(model, &b.call, &done, &error), -EINVAL);
+            cr_expect(strstr(error.message, "none was started"), "%s", error.message);
+            if ((i + seed) % 3) { /* what is given up is begun, or queued */
+                cr_assert_eq(numoe_gpu_queue(model, &b.call, NULL), 0);
+                cr_expect_eq(numoe_gpu_queue(model, &b.call, NULL), -EINVAL);
+            }
             cr_expect_eq(numoe_gpu_start(model, 0, &b.call, 0, &tokens, NULL), -EBUSY);
             if (i == 11)
                 break; /* and destroyed */

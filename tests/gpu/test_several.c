@@ -425,7 +425,14 @@ Test(gpu_several, devices_agree_on_the_tokens_of_a_pass)
     cr_assert_eq(numoe_gpu_start(model, 0, &call, tokens, &tokens, NULL), 0);
     numoe_gpu_cancel(model);
     cr_expect_eq(numoe_gpu_finish(model, &call, &done, NULL), -EINVAL);
-    cr_assert_eq(numoe_gpu_start(model, 0, &call, 0, &tokens, NULL), 0);
+    cr_expect_eq(numoe_gpu_queue(model, &call, NULL), -EINVAL);
+    cr_assert_eq(numoe_gpu_begin(model, 0, &call, 0, &tokens, NULL), 0);
+    cr_expect_eq(numoe_gpu_finish(model, &call, &done, NULL), -EINVAL);
+    cr_assert_eq(numoe_gpu_queue(model, &call, NULL), 0);
+    cr_expect_eq(numoe_gpu_queue(model, &call, NULL), -EINVAL);
+    cr_assert_eq(numoe_gpu_finish(model, &call, &done, NULL), 0);
+    cr_expect_eq(done, tokens);
+    cr_assert_eq(numoe_gpu_begin(model, 0, &call, 0, &tokens, NULL), 0);
     numoe_gpu_model_destroy(model); /* in mid-flight */
     set_free(&set);
     model_free(m);

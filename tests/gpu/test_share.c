@@ -30,11 +30,6 @@ static struct gpu_share speeds(double link, double cpu_read, double cpu_rate)
                               .cpu_fixed = 10e-6};
 }
 
-static double longest(const struct gpu_share_choice *c)
-{
-    return c->gpu_seconds > c->cpu_seconds ? c->gpu_seconds : c->cpu_seconds;
-}
-
 /* No division of few experts is better, and both sides alone are worse or as good. */
 Test(gpu_share, the_division_is_the_best_of_all, .timeout = 60)
 {
@@ -59,7 +54,7 @@ Test(gpu_share, the_division_is_the_best_of_all, .timeout = 60)
         tokens = tokens / 2 + 1;
         gpu_share_choose(&share, tokens, tokens_of, held, FEW, order, on_gpu, &choice);
         gpu_share_cost(&share, tokens, tokens_of, held, on_gpu, FEW, &check);
-        cr_expect_float_eq(longest(&check), longest(&choice), 1e-9);
+        cr_expect_float_eq(check.seconds, choice.seconds, 1e-9);
         cr_expect_eq(check.gpu_experts, choice.gpu_experts);
         for (int e = 0; e < FEW; e++)
             cr_expect(tokens_of[e] || !on_gpu[e]);
@@ -67,15 +62,15 @@ Test(gpu_share, the_division_is_the_best_of_all, .timeout = 60)
             for (int e = 0; e < FEW; e++)
                 other[e] = set >> e & 1;
             gpu_share_cost(&share, tokens, tokens_of, held, other, FEW, &alone);
-            if (longest(&alone) < best)
-                best = longest(&alone);
+            if (alone.seconds < best)
+                best = alone.seconds;
             if (set == 0 || set == (1u << FEW) - 1)
-                cr_expect_leq(longest(&choice), longest(&alone) + 1e-12);
+                cr_expect_leq(choice.seconds, alone.seconds + 1e-12);
         }
         /* whole experts: an expert's worth is lost at most */
-        cr_expect_leq(longest(&choice), best + fmax(share.expert_bytes / share.link_rate,
-                                                    200 * share.token_operations / share.cpu_rate +
-                                                        share.expert_bytes / share.cpu_read));
+        cr_expect_leq(choice.seconds, best + fmax(share.expert_bytes / share.link_rate,
+                                                  200 * share.token_operations / share.cpu_rate +
+                                                      share.expert_bytes / share.cpu_read));
     }
 }
 
@@ -131,12 +126,12 @@ Test(gpu_share, what_calls_take_corrects_the_guesses)
                 tokens_of[e] = (uint32_t)(1 + random_u64() % (tokens / 5));
             gpu_share_choose(&share, tokens, tokens_of, held, MANY, order, on_gpu, &choice);
             gpu_share_cost(&truth, tokens, tokens_of, held, on_gpu, MANY, &really);
-            gpu_share_learn(&share, tokens, &choice, really.gpu_seconds, really.cpu_seconds);
+            gpu_share_learn(&share, tokens, &choice, really.gpu_seconds, really.cpu_seconds, 0);
             gpu_share_choose(&best, tokens, tokens_of, held, MANY, order, on_gpu, &ideal);
             if (call > 20)
-                cr_expect_leq(longest(&really), (seed < 8 ? 1.08 : 1.2) * longest(&ideal),
+                cr_expect_leq(really.seconds, (seed < 8 ? 1.08 : 1.2) * ideal.seconds,
                               "%d tokens, call %d: %.3f", (int)tokens, call,
-                              longest(&really) / longest(&ideal));
+                              really.seconds / ideal.seconds);
         }
     }
 }
@@ -148,7 +143,7 @@ static double of(const struct gpu_share *share, uint64_t tokens, uint8_t gpu, ui
 
     gpu_share_cost(share, tokens, tokens_of, &is_held, &gpu, 1, &c);
     cr_expect_eq(c.copied, gpu && !is_held);
-    return longest(&c);
+    return c.seconds;
 }
 
 /* What each side is expected to take: the GPU its link or its arithmetic, the CPUs reading or
@@ -182,7 +177,7 @@ Test(gpu_share, corrections_are_of_a_size_and_are_not_for_ever)
         const uint32_t tokens_of[1] = {(uint32_t)tokens};
 
         gpu_share_cost(&s, tokens, tokens_of, &is_held, &gpu, 1, &c);
-        gpu_share_learn(&s, tokens, &c, c.gpu_model * (i ? 5 : 3), 0);
+        gpu_share_learn(&s, tokens, &c, c.gpu_model * (i ? 5 : 3), 0, 0);
     }
     cr_expect_float_eq(of(&s, 64, 1, 0) / of(&plain, 64, 1, 0), 3, 1e-9);
     cr_expect_float_eq(of(&s, 4096, 1, 0) / of(&plain, 4096, 1, 0), 5, 1e-9);
@@ -191,9 +186,42 @@ Test(gpu_share, corrections_are_of_a_size_and_are_not_for_ever)
     cr_expect_float_eq(of(&s, 65536, 1, 0) / of(&plain, 65536, 1, 0), 5, 1e-9);
     cr_expect_float_eq(of(&s, 64, 0, 0) / of(&plain, 64, 0, 0), 1, 1e-9, "the CPUs'");
     for (int i = 0; i < 640; i++) /* calls in which it had no part */
-        gpu_share_learn(&s, 64, &(struct gpu_share_choice){0}, 0, 0);
+        gpu_share_learn(&s, 64, &(struct gpu_share_choice){0}, 0, 0, 0);
     cr_expect_lt(of(&s, 64, 1, 0) / of(&plain, 64, 1, 0), 2.5);
     cr_expect_gt(of(&s, 64, 1, 0) / of(&plain, 64, 1, 0), 1.5);
+}
+
+/* The CPUs begin later than the GPU in a call that both share, and not in one of their own. */
+Test(gpu_share, who_begins_later_gets_less)
+{
+    struct gpu_share share = speeds(100e9, 100e9, 1e15);
+    uint32_t tokens_of[MANY], order[MANY];
+    uint8_t held[MANY] = {0}, on_gpu[MANY];
+    struct gpu_share_choice even, late;
+    const double expert = 13e6 / 100e9;
+
+    for (uint32_t e = 0; e < MANY; e++)
+        tokens_of[e] = 2;
+    gpu_share_choose(&share, 64, tokens_of, held, MANY, order, on_gpu, &even);
+    gpu_share_learn(&share, 64, &(struct gpu_share_choice){0}, 0, 0, 10 * expert);
+    gpu_share_choose(&share, 64, tokens_of, held, MANY, order, on_gpu, &late);
+    cr_expect_lt(late.cpu_experts, even.cpu_experts);
+    cr_expect_gt(late.seconds, even.seconds);
+    cr_expect_float_eq(late.seconds, fmax(late.gpu_seconds, late.cpu_seconds + 10 * expert), 1e-12);
+    cr_expect_lt(fabs(late.gpu_seconds - late.cpu_seconds - 10 * expert), 5 * expert);
+    /* the nearest size's, and a moved one's */
+    gpu_share_choose(&share, 16, tokens_of, held, MANY, order, on_gpu, &late);
+    cr_expect_float_eq(late.seconds, fmax(late.gpu_seconds, late.cpu_seconds + 10 * expert), 1e-12);
+    gpu_share_learn(&share, 64, &(struct gpu_share_choice){0}, 0, 0, 20 * expert);
+    gpu_share_choose(&share, 64, tokens_of, held, MANY, order, on_gpu, &late);
+    cr_expect_float_eq(late.seconds, fmax(late.gpu_seconds, late.cpu_seconds + 15 * expert), 1e-12);
+    /* alone */
+    memset(on_gpu, 0, sizeof on_gpu);
+    gpu_share_cost(&share, 64, tokens_of, held, on_gpu, MANY, &late);
+    cr_expect_float_eq(late.seconds, 10e-6 + MANY * expert, 1e-12);
+    memset(on_gpu, 1, sizeof on_gpu);
+    gpu_share_cost(&share, 64, tokens_of, held, on_gpu, MANY, &late);
+    cr_expect_float_eq(late.seconds, late.gpu_seconds, 1e-12);
 }
 
 /* ---- shared calls ---------------------------------------------------------------------------- */
@@ -432,10 +460,10 @@ void *mmap(void *address, size_t bytes, int protection, int flags, int file, off
     return (void *)syscall(SYS_mmap, address, bytes, protection, flags, file, offset);
 }
 
-static int last_maps(void *device, void *stream, const struct numoe_cuda_ffn *ffn)
+static int last_maps(void *device, void *stream, void *to, const void *from, uint64_t bytes)
 {
     no_maps = true;
-    return fake_launch(device, stream, ffn);
+    return fake_copy_in(device, stream, to, from, bytes);
 }
 
 /* Workers that find no memory when the device has begun its part end the call, and the device's
@@ -455,7 +483,7 @@ Test(gpu_share, the_device_ends_what_the_workers_cannot, .timeout = 60)
         static struct call a, b;
         int rc;
 
-        ops.launch = last_maps;
+        ops.copy_in = last_maps;
         context->gpu->ops = &ops;
         set_speeds(model, seed);
         call_make(&a, seed, TOKENS);
@@ -485,6 +513,116 @@ Test(gpu_share, the_device_ends_what_the_workers_cannot, .timeout = 60)
     numoe_close(there);
 }
 #endif
+
+static const float *watched;
+static uint32_t seen_written;
+
+/* The device's first computation is queued when the workers have written what they write last. */
+static int launch_late(void *device, void *stream, const struct numoe_cuda_ffn *ffn)
+{
+    for (int i = 0; i < 20000 && isnan(*(const volatile float *)watched); i++)
+        usleep(500);
+    seen_written += !isnan(*(const volatile float *)watched);
+    return fake_launch(device, stream, ffn);
+}
+
+/* The workers do not wait until all of the device's part is queued. */
+Test(gpu_share, the_workers_begin_at_once, .timeout = 60)
+{
+    struct numoe *there = context_make(NULL, 0);
+    struct numoe_model *cpu = model_make(there);
+    struct fake *f = fake_make(3);
+    struct numoe *context = context_make(f, 0);
+    struct numoe_model *model = model_make(context);
+    struct gpu_ops ops = fake_ops;
+    struct gpu_shared sides;
+    static struct call a, b;
+
+    ops.launch = launch_late;
+    context->gpu->ops = &ops;
+    numoe_gpu_run_guess(model, 200e6, 200e6);
+    call_make(&a, 2, TOKENS);
+    call_make(&b, 2, TOKENS);
+    a.out[TOKENS - 1][HIDDEN - 1] = NAN;
+    watched = &a.out[TOKENS - 1][HIDDEN - 1];
+    cr_assert_eq(numoe_forward(model, 0, &a.batch, &a.result, NULL), 0);
+    cr_assert_eq(numoe_forward(cpu, 0, &b.batch, &b.result, NULL), 0);
+    numoe_gpu_shared(model, &sides);
+    cr_assert(sides.gpu_experts && sides.cpu_experts);
+    cr_expect_gt(seen_written, 0);
+    cr_expect_lt(distance(&a, &b), 5e-3);
+    numoe_model_destroy(model);
+    cr_expect_eq(f->wrong, 0, "%s", f->text);
+    numoe_close(context);
+    fake_free(f);
+    numoe_model_destroy(cpu);
+    numoe_close(there);
+}
+
+/* More tokens than the workers or the device take at once: each side in passes of its own. Few of
+ * them have an expert. */
+Test(gpu_share, calls_of_several_passes, .timeout = 120)
+{
+    enum { LONG = 1200000, EACH = 9973 };
+    struct numoe *there = context_make(NULL, 0);
+    struct numoe_model *cpu = model_make(there);
+    struct fake *f = fake_make(4);
+    struct numoe *context = context_make(f, 0);
+    struct numoe_model *model = model_make(context);
+    float *x = calloc((size_t)LONG * HIDDEN, sizeof *x), *routing = calloc(LONG, sizeof *routing);
+    float *out[2];
+    int32_t *ids = calloc(LONG, sizeof *ids);
+    struct numoe_batch batch = NUMOE_BATCH_INIT;
+    struct numoe_result results[2] = {NUMOE_RESULT_INIT, NUMOE_RESULT_INIT};
+    struct gpu_shared sides;
+
+    random_state = 8;
+    for (uint64_t t = 0; t < LONG; t++) {
+        ids[t] = t % EACH ? -1 : (int32_t)(random_u64() % EXPERTS);
+        routing[t] = (float)random_unit();
+        for (int k = 0; k < HIDDEN && t % EACH == 0; k++)
+            x[t * HIDDEN + k] = round_to_bf16(random_normal());
+    }
+    for (int i = 0; i < 2; i++) {
+        out[i] = malloc((size_t)LONG * HIDDEN * sizeof(float));
+        memset(out[i], 0xFF, (size_t)LONG * HIDDEN * sizeof(float));
+    }
+    batch.tokens = LONG;
+    batch.top_k = 1;
+    batch.x = x;
+    batch.x_type = NUMOE_F32;
+    batch.ids = ids;
+    batch.id_bytes = 4;
+    batch.weights = routing;
+    batch.out_type = NUMOE_F32;
+    batch.out = out[0];
+    numoe_gpu_run_guess(model, 2e11, 1e7); /* experts are nothing beside so many tokens */
+    cr_assert_eq(numoe_forward(model, 0, &batch, &results[0], NULL), 0);
+    numoe_gpu_shared(model, &sides);
+    cr_assert(sides.gpu_experts && sides.cpu_experts);
+    batch.out = out[1];
+    cr_assert_eq(numoe_forward(cpu, 0, &batch, &results[1], NULL), 0);
+    for (uint64_t t = 0; t < LONG; t++)
+        if (t % EACH)
+            cr_assert_eq(memcmp(out[0] + t * HIDDEN, out[1] + t * HIDDEN, HIDDEN * sizeof(float)),
+                         0);
+        else
+            for (int k = 0; k < HIDDEN; k++)
+                cr_assert_float_eq(out[0][t * HIDDEN + k], out[1][t * HIDDEN + k],
+                                   1e-2f * (1 + fabsf(out[1][t * HIDDEN + k])));
+    expect_same_counts(&results[0], &results[1], 0);
+    for (int i = 0; i < 2; i++)
+        free(out[i]);
+    free(x);
+    free(ids);
+    free(routing);
+    numoe_model_destroy(model);
+    cr_expect_eq(f->wrong, 0, "%s", f->text);
+    numoe_close(context);
+    fake_free(f);
+    numoe_model_destroy(cpu);
+    numoe_close(there);
+}
 
 /* Of a shared call the device hears of all experts, also of the workers'; it keeps the link free of
  * what nobody asked for. */
