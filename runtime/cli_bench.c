@@ -174,7 +174,7 @@ static int run_series(const struct cli_values *values, const char *isa,
     series->arithmetic = arithmetic;
     report->desc.arithmetic = arithmetic;
     if (numoe_model_create(context, &report->desc, &model, &error)) {
-        code = cli_report("bench", CLI_STAGE_WORK, &error);
+        code = cli_report("bench", CLI_STAGE_OPTIONS, &error);
         goto close;
     }
     if (numoe_bench_fill(model, values->seed, fill_progress, &error)) {
@@ -281,6 +281,7 @@ static int run(const struct cli_values *values)
     struct cli_values sized = *values;
     uint32_t isas = values->isa_count ? values->isa_count : 1;
     uint32_t arithmetics = values->arithmetic_count ? values->arithmetic_count : 1;
+    const char *of_gpus = cli_gpu_option(values);
     int code;
 
     if (values->gpu && values->idle_s) {
@@ -297,12 +298,8 @@ static int run(const struct cli_values *values)
     }
     if (values->gpu)
         return values->share ? cli_bench_share(values) : cli_bench_gpu(values);
-    if (values->resident || values->stream || values->share || values->tune) {
-        cli_error("bench", "--%s is for --gpu",
-                  values->stream  ? "stream"
-                  : values->share ? "share"
-                  : values->tune  ? "tune"
-                                  : "resident");
+    if (of_gpus) {
+        cli_error("bench", "--%s is for --gpu", of_gpus);
         return CLI_USAGE;
     }
     snprintf(report.model, sizeof report.model, "%s", values->model ? values->model : "v4-flash");

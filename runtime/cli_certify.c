@@ -114,17 +114,20 @@ static void print(const struct certify *c, const char *verdict, FILE *out, bool 
 static int write_report(const struct certify *c, const char *verdict, const char *path)
 {
     FILE *file = fopen(path, "we");
-    bool written = false;
+    int rc = file ? 0 : -errno;
 
     if (file) {
+        errno = 0;
         print(c, verdict, file, true);
-        written = !ferror(file);
-        written = !fclose(file) && written;
+        if (fflush(file) || ferror(file))
+            rc = errno ? -errno : -EIO;
+        if (fclose(file) && !rc)
+            rc = -errno;
     }
-    if (written)
+    if (!rc)
         return CLI_OK;
-    cli_error(path, "could not be written");
-    return CLI_FAILURE;
+    cli_error(path, "could not be written: %s", strerror(-rc));
+    return cli_output_code(rc);
 }
 
 static json_t *json_of(const struct certify *c, const char *verdict)
@@ -171,12 +174,18 @@ int certify_command(struct certify *c, const char *verdict, const struct cli_val
         code = CLI_FAILURE; /* and what was found is shown */
     }
     cli_progress_end();
-    if (values->report && write_report(c, verdict, values->report))
-        code = CLI_FAILURE;
+    if (values->report) {
+        const int written = write_report(c, verdict, values->report);
+
+        code = code ? code : written;
+    }
     if (!code && certify_failures(c))
         code = CLI_CHECK_FAILED;
-    if (values->json)
-        return cli_print_json(json_of(c, verdict)) && !code ? CLI_FAILURE : code;
+    if (values->json) {
+        const int printed = cli_print_json(json_of(c, verdict));
+
+        return code ? code : printed;
+    }
     print(c, verdict, stdout, false);
     return cli_flush(code);
 }

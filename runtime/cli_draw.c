@@ -20,7 +20,7 @@ typedef int draw_fn(const struct draw_page *page, FILE *out, struct numoe_error 
 static int refuse(const char *path, int code, const char *message)
 {
     cli_error(path, "%s", message);
-    return code == -ENOSPC || code == -ENOMEM ? CLI_NO_ROOM : CLI_FAILURE;
+    return cli_output_code(code);
 }
 
 static int write_file(const char *path, const struct draw_page *page, draw_fn *draw)

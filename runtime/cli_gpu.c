@@ -698,11 +698,12 @@ int cli_bench_gpu(const struct cli_values *values)
     if (code)
         return code;
     if (!numoe_context_gpu(context)) { /* the reason has been told by the log */
+        cli_error("bench", "there is no GPU to measure");
         code = CLI_FAILURE;
         goto close;
     }
     if (numoe_model_create(context, &g.desc, &g.model, &error)) {
-        code = cli_report("bench", CLI_STAGE_WORK, &error);
+        code = cli_report("bench", CLI_STAGE_OPTIONS, &error);
         goto close;
     }
     numoe_model_info(g.model, &info);

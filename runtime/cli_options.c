@@ -529,7 +529,7 @@ static int set_option(enum cli_option option, const char *text, struct cli_value
         return cli_parse_list(text, &values->cpus, error);
     case CLI_DEVICE:
         if (!cli_parse_number(text, &number, NULL) || number > INT32_MAX)
-            return numoe_error_set(error, -EINVAL, "--device", "'%s' is no number of a GPU", text);
+            return numoe_error_set(error, -EINVAL, NULL, "\"%s\" is no number of a GPU", text);
         values->device = (uint32_t)number;
         return 0;
     case CLI_DOMAINS:
@@ -619,6 +619,8 @@ static int set_option(enum cli_option option, const char *text, struct cli_value
     case CLI_MEMORY:
         return parse_policy(text, &values->memory_policy, error);
     case CLI_MODEL:
+        if (!*text)
+            return numoe_error_set(error, -EINVAL, NULL, "is empty; --model list shows names");
         values->model = text;
         return 0;
     case CLI_NODES:
@@ -705,8 +707,7 @@ static int set_option(enum cli_option option, const char *text, struct cli_value
         values->topology = text;
         return 0;
     case CLI_TRACE:
-        values->trace = text;
-        return 0;
+        return parse_file(text, &values->trace, error);
     case CLI_TUNE:
         return parse_file(text, &values->tune, error);
     case CLI_WORKERS:
@@ -796,6 +797,10 @@ int cli_parse(const struct cli_verb *verb, int argc, char **argv, struct cli_val
     }
     if (verb->directory != CLI_DIRECTORY_NONE && optind < argc)
         values->directory = argv[optind++];
+    if (values->directory && !*values->directory) {
+        cli_error(verb->name, "the directory's name is empty");
+        return CLI_USAGE;
+    }
     if (verb->directory == CLI_DIRECTORY_REQUIRED && !values->directory) {
         cli_error(verb->name, "a directory is missing; see numoe %s --help", verb->name);
         return CLI_USAGE;
@@ -806,6 +811,29 @@ int cli_parse(const struct cli_verb *verb, int argc, char **argv, struct cli_val
         return CLI_USAGE;
     }
     return -1;
+}
+
+const char *cli_gpu_option(const struct cli_values *values)
+{
+    const struct {
+        enum cli_option option;
+        bool given;
+    } of_gpus[] = {
+        {CLI_STREAM, values->stream},
+        {CLI_RESIDENT, values->resident},
+        {CLI_SHARE, values->share},
+        {CLI_TUNE, values->tune},
+        {CLI_GPU_CACHE, values->gpu_cache_bytes},
+        {CLI_GPU_FROM, values->gpu_from_tokens},
+        {CLI_GPU_PROFILE, values->gpu_profile},
+        {CLI_GPU_SUM, values->gpu_sum != NUMOE_GPU_SUM_AUTO},
+        {CLI_GPU_TUNING, values->gpu_tuning},
+    };
+
+    for (size_t i = 0; i < sizeof of_gpus / sizeof of_gpus[0]; i++)
+        if (of_gpus[i].given)
+            return option_texts[of_gpus[i].option].name;
+    return NULL;
 }
 
 void cli_values_free(struct cli_values *values)

@@ -188,6 +188,9 @@ extern const struct cli_verb cli_topo, cli_plan, cli_synth, cli_run, cli_bench, 
 int cli_parse(const struct cli_verb *verb, int argc, char **argv, struct cli_values *values);
 void cli_values_free(struct cli_values *values);
 
+/* The name of an option that says something of GPUs only and was given, or NULL. */
+const char *cli_gpu_option(const struct cli_values *values);
+
 /* Digits and nothing else, within 64 bits. end: where the digits stop, or NULL: at the end. */
 bool cli_parse_number(const char *text, uint64_t *value, const char **end);
 /* "0,2,5-9": distinct or not, in the order given. Returns 0, -EINVAL or -ENOMEM with error. */

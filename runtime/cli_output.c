@@ -65,8 +65,15 @@ void cli_error(const char *where, const char *format, ...)
     fputc('\n', stderr);
 }
 
+int cli_output_code(int code)
+{
+    return code == -ENOSPC || code == -EDQUOT || code == -ENOMEM ? CLI_NO_ROOM : CLI_FAILURE;
+}
+
 static int exit_code(enum cli_stage stage, int code)
 {
+    if (stage == CLI_STAGE_OUTPUT && code)
+        return cli_output_code(code);
     switch (code) {
     case 0:
         return CLI_OK;
@@ -107,8 +114,10 @@ int cli_report(const char *verb, enum cli_stage stage, const struct numoe_error 
 int cli_flush(int code)
 {
     if (fflush(stdout) || ferror(stdout)) {
-        cli_error("stdout", "the answer could not be written: %s", strerror(errno));
-        return code == CLI_OK ? CLI_FAILURE : code;
+        const int why = errno;
+
+        cli_error("stdout", "the answer could not be written: %s", strerror(why));
+        return code == CLI_OK || code == CLI_FAILURE ? cli_output_code(-why) : code;
     }
     return code;
 }
@@ -127,8 +136,7 @@ struct numoe_log cli_log(void)
     return (struct numoe_log){log_message, NULL};
 }
 
-/* Whether an error is about a file that the command line names; where may have been cut. */
-static bool is_about(const struct numoe_error *error, const char *path)
+bool cli_is_about(const struct numoe_error *error, const char *path)
 {
     return path && *error->where && !strncmp(error->where, path, sizeof error->where - 1);
 }
@@ -179,8 +187,9 @@ int cli_open(const char *verb, const struct cli_values *values, const char *isa,
     options.log = cli_log();
     if (numoe_open(&options, context, &error))
         return cli_report(verb,
-                          is_about(&error, values->topology) ||
-                                  is_about(&error, options.plan_file) || is_about(&error, tuning)
+                          cli_is_about(&error, values->topology) ||
+                                  cli_is_about(&error, options.plan_file) ||
+                                  cli_is_about(&error, tuning)
                               ? CLI_STAGE_INPUT
                               : CLI_STAGE_OPTIONS,
                           &error);

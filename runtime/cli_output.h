@@ -9,6 +9,7 @@
 
 #include "numoe.h"
 
+#include <stdbool.h>
 #include <stdint.h>
 
 struct cli_values;
@@ -19,13 +20,21 @@ void cli_error(const char *where, const char *format, ...) NUMOE_PRINTF(2, 3);
 enum cli_stage {
     CLI_STAGE_OPTIONS, /* -EINVAL is the command line's fault */
     CLI_STAGE_INPUT,   /* -EINVAL, -ENOENT, ... are the fault of a file */
-    CLI_STAGE_WORK     /* neither */
+    CLI_STAGE_WORK,    /* neither */
+    CLI_STAGE_OUTPUT   /* a file that was to be written: no room, or a failure */
 };
 
 /* Print the error and return the exit code. verb: said when the error names no place. */
 int cli_report(const char *verb, enum cli_stage stage, const struct numoe_error *error);
 
-/* Make sure that the answer has reached stdout; returns code, or CLI_FAILURE if it has not. */
+/* Whether an error is about a file that the command line names; where may have been cut. */
+bool cli_is_about(const struct numoe_error *error, const char *path);
+
+/* The exit code for a negative errno of a file that was to be written. */
+int cli_output_code(int code);
+
+/* Make sure that the answer has reached stdout; returns code, or if it has not why, as
+ * cli_output_code. */
 int cli_flush(int code);
 
 /* A log that prints errors and warnings. */

@@ -292,6 +292,24 @@ static json_t *json_of_report(const char *directory, const struct report *report
         cli_json_number(report->limit), "passed", report->worst <= report->limit, "digest", digest);
 }
 
+/* What is said of GPUs must not be passed over in silence where none is asked for, by the options
+ * or by the environment, which goes before them. */
+static int check_gpu_options(const struct cli_values *values)
+{
+    const char *name = cli_gpu_option(values);
+    struct numoe_error error = NUMOE_ERROR_INIT;
+    enum numoe_gpu_mode mode = NUMOE_GPU_OFF;
+
+    if (!name || values->gpu)
+        return CLI_OK;
+    if (numoe_gpu_mode(NUMOE_GPU_OFF, &mode, &error))
+        return cli_report("run", CLI_STAGE_OPTIONS, &error);
+    if (mode != NUMOE_GPU_OFF)
+        return CLI_OK;
+    cli_error("run", "--%s is for --gpu", name);
+    return CLI_USAGE;
+}
+
 static int run(const struct cli_values *values)
 {
     struct numoe_load_options load = NUMOE_LOAD_OPTIONS_INIT;
@@ -311,7 +329,9 @@ static int run(const struct cli_values *values)
         cli_error("run", "--stats=prometheus does not go with --json; --stats does");
         return CLI_USAGE;
     }
-    code = cli_trace_open(values->trace, &trace);
+    code = check_gpu_options(values);
+    if (!code)
+        code = cli_trace_open(values->trace, &trace);
     if (code)
         return code;
     cli_memory_read(&report.before);
@@ -326,7 +346,10 @@ static int run(const struct cli_values *values)
     load.progress = watch_loading;
     load.user = &report;
     if (numoe_model_load(context, values->directory, &load, &model, &error)) {
-        code = cli_report(values->directory, CLI_STAGE_INPUT, &error);
+        /* how experts are to be divided is planned only when the model is known */
+        code = cli_report(values->directory,
+                          strcmp(error.where, "groups") == 0 ? CLI_STAGE_OPTIONS : CLI_STAGE_INPUT,
+                          &error);
         goto close;
     }
     cli_progress_end();
@@ -370,8 +393,11 @@ static int run(const struct cli_values *values)
         cli_error("run", "%s: %s", error.where, error.message);
         code = code ? code : CLI_FAILURE;
     }
-    if (trace && cli_trace_write(values->trace, context, &trace) && !code)
-        code = CLI_FAILURE;
+    if (trace) {
+        const int written = cli_trace_write(values->trace, context, &trace);
+
+        code = code ? code : written;
+    }
     if (values->verify && numoe_model_verify(model, &error)) {
         cli_error("run", "%s", error.message);
         code = CLI_CHECK_FAILED;
@@ -410,20 +436,19 @@ const struct cli_verb cli_run = {
     .arguments = "DIR",
     .summary = "load a checkpoint's experts, execute its MoE layers, check and time them",
     .description =
-        "Recognise the checkpoint in DIR, a directory or a GGUF file, by its files, load its "
-        "routed experts onto the\n"
-        "memory nodes of this machine, and execute each MoE layer on random activations with\n"
-        "random routing. Shows for each layer the time, the bytes of experts read and their\n"
-        "share of the read bandwidth measured at the same time, the distance of some outputs\n"
-        "to a float64 reference, and what memory is used where. The digest is of the bits of\n"
-        "the first outputs of every row: the same weights, plan, kernels, --seed and --tokens\n"
-        "give the same, on any machine and by any threads. With --topology the plan is\n"
-        "made for that machine and executed on this one, unpinned. With --plan nothing is\n"
-        "planned: nodes, CPUs and shares are those of the file, and a machine or model that is\n"
-        "not what it was made for is refused. With --as-if the plan of another machine is\n"
-        "replayed here: what it cuts and the order in which it adds are that plan's, so the\n"
-        "digest is that machine's, while memory and workers are those of this one. --tokens\n"
-        "is 1,16 unless given.\n",
+        "Recognise the checkpoint in DIR, a directory or a GGUF file, by its files, load its\n"
+        "routed experts onto the memory nodes of this machine, and execute each MoE layer on\n"
+        "random activations with random routing. Shows for each layer the time, the bytes of\n"
+        "experts read and their share of the read bandwidth measured at the same time, the\n"
+        "distance of some outputs to a float64 reference, and what memory is used where. The\n"
+        "digest is of the bits of the first outputs of every row: the same weights, plan,\n"
+        "kernels, --seed and --tokens give the same, on any machine and by any threads. With\n"
+        "--topology the plan is made for that machine and executed on this one, unpinned. With\n"
+        "--plan nothing is planned: nodes, CPUs and shares are those of the file, and a machine\n"
+        "or model that is not what it was made for is refused. With --as-if the plan of another\n"
+        "machine is replayed here: what it cuts and the order in which it adds are that plan's,\n"
+        "so the digest is that machine's, while memory and workers are those of this one.\n"
+        "--tokens is 1,16 unless given.\n",
     .directory = CLI_DIRECTORY_REQUIRED,
     .options = options,
     .run = run,

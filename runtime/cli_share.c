@@ -339,11 +339,12 @@ int cli_bench_share(const struct cli_values *values)
     if (code)
         return code;
     if (!numoe_context_gpu(s.context)) { /* the reason has been told by the log */
+        cli_error("bench", "there is no GPU to measure");
         code = CLI_FAILURE;
         goto close;
     }
     if (numoe_model_create(s.context, &s.desc, &s.model, &error)) {
-        code = cli_report("bench", CLI_STAGE_WORK, &error);
+        code = cli_report("bench", CLI_STAGE_OPTIONS, &error);
         goto close;
     }
     s.info.size = sizeof s.info;

@@ -140,13 +140,17 @@ int cli_trace_open(const char *path, FILE **file)
 
 int cli_trace_write(const char *path, struct numoe *context, FILE **file)
 {
-    int rc = numoe_trace_write(context, *file);
+    int rc;
 
+    errno = 0;
+    rc = numoe_trace_write(context, *file);
+    if (rc == -EIO && errno) /* which of them */
+        rc = -errno;
     if (fclose(*file) && !rc)
         rc = -errno;
     *file = NULL;
     if (!rc)
         return CLI_OK;
     cli_error(path, "could not be written: %s", strerror(-rc));
-    return CLI_FAILURE;
+    return cli_output_code(rc);
 }

@@ -38,7 +38,7 @@ static int run(const struct cli_values *values)
     code = numoe_synth_write(values->directory, &options, &error);
     cli_progress_end();
     if (code)
-        return cli_report(values->directory, CLI_STAGE_WORK, &error);
+        return cli_report(values->directory, CLI_STAGE_OUTPUT, &error);
     printf("%s: %s, %" PRIu64 " layers of %" PRIu64 " experts, seed %" PRIu64 "\n",
            values->directory, values->model, desc.layers, desc.experts, values->seed);
     return cli_flush(CLI_OK);

@@ -65,7 +65,7 @@ static int run(const struct cli_values *values)
     if (values->measure)
         code = measure(machine, values->duration_s);
     if (!code && values->save && numoe_machine_save(machine, values->save, &error))
-        code = cli_report(values->save, CLI_STAGE_WORK, &error);
+        code = cli_report(values->save, CLI_STAGE_OUTPUT, &error);
     if (code)
         goto out;
     root = root_of(values, machine);

@@ -38,6 +38,11 @@ struct numoe_gpu *numoe_context_gpu(const struct numoe *context)
     return context->gpu;
 }
 
+const char *numoe_context_gpu_note(const struct numoe *context)
+{
+    return context->gpu_note;
+}
+
 /* The caller's struct may be an older, shorter one: fields it lacks keep their defaults. */
 static int copy_options(const struct numoe_options *options, struct numoe_options *copy,
                         struct numoe_error *error)

@@ -29,22 +29,32 @@ static void print_usage(FILE *out)
     fprintf(out,
             "\n\n"
             "Environment:\n"
-            "  NUMOE_ISA  ref, avx2, avxvnni, avx512, avx512vnni or avx512vnni256: the "
-            "instructions to use\n"
+            "  NUMOE_ISA         ref, avx2, avxvnni, avx512, avx512vnni or avx512vnni256: the\n"
+            "                    instructions to use, where --isa says nothing\n"
+            "  NUMOE_GPU         off, on or force, whatever --gpu says; force: also a GPU that\n"
+            "                    computes wrong\n"
+            "  NUMOE_GPU_TUNING  the file of --gpu-tuning, where that is not given\n"
+            "  NUMOE_NCCL        the library of --gpu-sum nccl (default: libnccl.so.2)\n"
+            "  TMPDIR            where soak makes its folder (default: /tmp)\n"
             "\n%s",
             cli_exit_help);
 }
 
-/* A file opened later must not take the place of a closed stdin, stdout or stderr. */
+/* A file opened later must not take the place of a closed stdin, stdout or stderr. What stands
+ * there instead is opened the wrong way round, so that an answer nobody gets is still an error. */
 static int hold_standard_files(void)
 {
-    int fd;
+    int fd = STDIN_FILENO;
 
-    do {
-        fd = open("/dev/null", O_RDWR);
+    while (fd <= STDERR_FILENO) {
+        fd = open("/dev/null", O_WRONLY);
+        if (fd > STDIN_FILENO && fd <= STDERR_FILENO) {
+            close(fd);
+            fd = open("/dev/null", O_RDONLY);
+        }
         if (fd < 0)
             return -errno;
-    } while (fd <= STDERR_FILENO);
+    }
     close(fd);
     return 0;
 }

@@ -170,14 +170,15 @@ static int run(const struct cli_values *values)
     rc = numoe_soak_run(&options, &report, &error);
     cli_progress_end();
     if (rc && !report.failed) {
-        code = cli_report("soak", CLI_STAGE_OPTIONS, &error);
-        return rc == -ENOTSUP && options.gpu ? code
-                                             : CLI_USAGE; /* no GPU: not the options' fault */
+        const bool described = cli_is_about(&error, options.topology);
+
+        return cli_report("soak", described ? CLI_STAGE_INPUT : CLI_STAGE_OPTIONS, &error);
     }
     code = rc ? CLI_FAILURE : CLI_OK;
     if (values->json) {
-        if (cli_print_json(json_of_report(&report)))
-            code = CLI_FAILURE;
+        const int printed = cli_print_json(json_of_report(&report));
+
+        code = code ? code : printed;
     } else {
         print_text(&report);
         code = cli_flush(code);

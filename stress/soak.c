@@ -368,17 +368,9 @@ static int make_scratch(struct soak *soak)
     return 0;
 }
 
-/* The last warning: what opening a context says of a GPU that is not used. */
-static void keep_warning(void *user, enum numoe_log_level level, const char *message)
-{
-    if (level == NUMOE_LOG_WARNING)
-        snprintf(user, sizeof((struct numoe_error *)0)->message, "%s", message);
-}
-
 static int check_options(const struct numoe_soak_options *o, struct numoe_error *error)
 {
     struct numoe_options open = NUMOE_OPTIONS_INIT;
-    char warning[sizeof error->message] = "no GPU is used";
     struct numoe *context;
     int rc;
 
@@ -389,12 +381,12 @@ static int check_options(const struct numoe_soak_options *o, struct numoe_error 
     open.workers = o->workers;
     open.threads = o->threads;
     open.gpu = o->gpu ? NUMOE_GPU_ON : NUMOE_GPU_OFF;
-    open.log = (struct numoe_log){keep_warning, warning};
     rc = numoe_open(&open, &context, error);
     if (rc)
         return rc;
     if (o->gpu && !numoe_context_gpu(context))
-        rc = numoe_error_set(error, -ENOTSUP, "gpu", "%s", warning);
+        rc = numoe_error_set(error, -ENOTSUP, "gpu", "none is used: %s",
+                             numoe_context_gpu_note(context));
     numoe_close(context);
     return rc;
 }

@@ -35,8 +35,8 @@ int soak_fail(struct soak *soak, int code, const char *format, ...)
         soak->report.failed = true;
         soak->report.failed_step = soak->report.steps;
         numoe_error_set(&soak->error, code, "soak", "%s", text);
-        snprintf(soak->report.failure, sizeof soak->report.failure, "%s (during: %s)", text,
-                 soak->doing);
+        snprintf(soak->report.failure, sizeof soak->report.failure,
+                 *soak->doing ? "%s (during: %s)" : "%s", text, soak->doing);
     }
     pthread_mutex_unlock(&soak->lock);
     return code;

@@ -2,7 +2,8 @@
 #include "runtime/cli_answer.h"
 #include "support/tree.h"
 
-static const char *const verbs[] = {"topo", "plan", "synth", "run", "bench", "soak", "version"};
+static const char *const verbs[] = {"topo",  "plan", "synth",   "run",
+                                    "bench", "soak", "certify", "version"};
 
 enum { VERB_COUNT = sizeof verbs / sizeof verbs[0] };
 
@@ -19,6 +20,12 @@ Test(cli_help, lists_every_verb_and_the_exit_codes, .timeout = 60)
     }
     cr_assert_not_null(strstr(answer.out, "Exit status:"));
     cr_assert_not_null(strstr(answer.out, "\n  6  a plan "));
+    /* all that is read of the environment */
+    cr_assert_not_null(strstr(answer.out, "\n  NUMOE_ISA "));
+    cr_assert_not_null(strstr(answer.out, "\n  NUMOE_GPU "));
+    cr_assert_not_null(strstr(answer.out, "\n  NUMOE_GPU_TUNING "));
+    cr_assert_not_null(strstr(answer.out, "\n  NUMOE_NCCL "));
+    cr_assert_not_null(strstr(answer.out, "\n  TMPDIR "));
     cr_assert_not_null(strstr(answer.out, "v4-flash"));
     cr_assert_str_empty(answer.err);
     forget(&answer);
@@ -164,12 +171,98 @@ Test(cli_usage, unknown_models_and_instructions_are_refused, .timeout = 60)
     assert_refused(answer, 2, "mmx");
 }
 
-Test(cli_usage, a_full_stdout_is_a_failure, .timeout = 60)
+Test(cli_usage, a_full_or_closed_stdout_is_a_failure, .timeout = 60)
 {
-    int status = system(NUMOE_BINARY_DIR "/numoe --help >/dev/full 2>/dev/null");
+    static const char *const words[] = {"--help", "version", "topo --json", "plan --model list",
+                                        "plan --model list --json"};
+    char line[512];
 
-    cr_assert(WIFEXITED(status));
-    cr_assert_eq(WEXITSTATUS(status), 1);
+    for (size_t i = 0; i < sizeof words / sizeof words[0]; i++)
+        for (int closed = 0; closed < 2; closed++) {
+            int status;
+
+            snprintf(line, sizeof line,
+                     "err=$(%s/numoe %s 2>&1 %s); status=$?; "
+                     "[ \"$err\" = 'numoe: stdout: the answer could not be written: %s' ] && "
+                     "exit $status; exit 99",
+                     NUMOE_BINARY_DIR, words[i], closed ? ">&-" : ">/dev/full",
+                     closed ? "Bad file descriptor" : "No space left on device");
+            status = system(line);
+            cr_expect(WIFEXITED(status));
+            cr_expect_eq(WEXITSTATUS(status), closed ? 1 : 3, "%s: status %d", line,
+                         WEXITSTATUS(status));
+        }
+}
+
+Test(cli_usage, empty_words_are_refused_as_such, .timeout = 60)
+{
+    struct answer answer = numoe("plan", "", NULL);
+
+    assert_refused(answer, 2, "plan: the directory's name is empty");
+    answer = numoe("run", "", NULL);
+    assert_refused(answer, 2, "run: the directory's name is empty");
+    answer = numoe("synth", "--model", "v4-flash", "", NULL);
+    assert_refused(answer, 2, "synth: the directory's name is empty");
+    answer = numoe("plan", "--model", "", NULL);
+    assert_refused(answer, 2, "plan: --model: is empty");
+    answer = numoe("run", "--trace", "", "some-directory", NULL);
+    assert_refused(answer, 2, "run: --trace: is empty");
+}
+
+Test(cli_usage, what_cannot_be_written_is_no_damaged_input, .timeout = 60)
+{
+    static const char nowhere[] = "/no/such/folder/file";
+    struct answer answer = numoe("topo", "--save", nowhere, NULL);
+
+    assert_refused(answer, 1, "/no/such/folder/file: cannot be written: No such file");
+    answer = numoe("topo", "--save", "/dev/full", NULL);
+    assert_refused(answer, 3, "/dev/full: cannot be written: No space left");
+    answer =
+        numoe("synth", "--model", "v4-flash", "--layers", "1", "--experts", "2", nowhere, NULL);
+    assert_refused(answer, 1, nowhere);
+    answer = numoe("plan", "--model", "v4-flash", "--topology", DUAL_7H12, "--svg", nowhere, NULL);
+    assert_refused(answer, 1, nowhere);
+}
+
+Test(cli_usage, what_bench_cannot_make_is_the_command_lines_fault, .timeout = 60)
+{
+    struct answer answer = numoe("bench", "--layers", "99999999", NULL);
+
+    assert_refused(answer, 2, "layers: 99999999 is not in 1..1048576");
+    answer = numoe("bench", "--experts", "8", "--form", "groups:4096", NULL);
+    assert_refused(answer, 2, "groups: 4096 groups need as many nodes");
+}
+
+Test(cli_gpu, options_of_gpus_are_refused_without_one, .timeout = 60)
+{
+    static const char *const words[][2] = {
+        {"--stream", NULL},        {"--gpu-from", "64"},     {"--gpu-cache", "1GiB"},
+        {"--gpu-profile", "heat"}, {"--gpu-tuning", "file"}, {"--gpu-sum", "host"},
+        {"--gpu-sum=peer", NULL},
+    };
+    char wanted[64];
+
+    unsetenv("NUMOE_GPU");
+    for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) {
+        struct answer answer = numoe("run", "no-directory", words[i][0], words[i][1], NULL);
+
+        snprintf(wanted, sizeof wanted, "run: %.*s is for --gpu", (int)strcspn(words[i][0], "="),
+                 words[i][0]);
+        assert_refused(answer, 2, wanted);
+        if (!strcmp(words[i][0], "--gpu-from") || !strcmp(words[i][0], "--gpu-profile"))
+            continue;
+        answer = numoe("bench", words[i][0], words[i][1], NULL);
+        snprintf(wanted, sizeof wanted, "bench: %.*s is for --gpu", (int)strcspn(words[i][0], "="),
+                 words[i][0]);
+        assert_refused(answer, 2, wanted);
+    }
+    /* the environment asks for one, too: what is wrong then is the directory */
+    setenv("NUMOE_GPU", "on", 1);
+    struct answer answer = numoe("run", "/no/such/directory", "--gpu-from", "64", NULL);
+    cr_expect_eq(answer.status, 4, "status %d: %s", answer.status, answer.err);
+    cr_expect_not_null(strstr(answer.err, "/no/such/directory: cannot open"), "%s", answer.err);
+    forget(&answer);
+    unsetenv("NUMOE_GPU");
 }
 
 Test(cli_version, names_version_and_kernels, .timeout = 60)
@@ -394,10 +487,19 @@ Test(cli_gpu, bench_and_soak_fail_with_the_reason_where_no_gpu_is, .timeout = 60
 
     assert_refused(answer, 1, reason);
     answer = numoe("bench", "--gpu", "--stream", "--experts", "8", "--json", NULL);
-    assert_refused(answer, 1, reason);
+    cr_assert_eq(answer.status, 1);
+    cr_assert_not_null(strstr(answer.err, reason), "%s", answer.err);
+    assert_refused(answer, 1, "bench: there is no GPU to measure");
+    answer = numoe("bench", "--gpu", "--share", "--experts", "8", NULL);
+    assert_refused(answer, 1, "bench: there is no GPU to measure");
     answer = numoe("soak", "--gpu", "--steps", "1", NULL);
     cr_assert_eq(answer.status, 1, "status %d: %s", answer.status, answer.err);
+    cr_assert_not_null(strstr(answer.err, "numoe: gpu: none is used: "), "%s", answer.err);
     cr_assert_not_null(strstr(answer.err, reason), "%s", answer.err);
+    forget(&answer);
+    answer = numoe("soak", "--topology", "no-such-file", "--steps", "1", NULL);
+    cr_assert_eq(answer.status, 4, "status %d: %s", answer.status, answer.err);
+    cr_assert_not_null(strstr(answer.err, "no-such-file: "), "%s", answer.err);
     forget(&answer);
     setenv("NUMOE_GPU", "off", 1);
     answer = numoe("bench", "--gpu", "--experts", "8", NULL);

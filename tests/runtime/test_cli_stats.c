@@ -182,8 +182,9 @@ Test(cli_stats, a_trace_that_does_not_fit_is_a_failure)
 {
     struct answer answer = numoe(RUN, "--trace", "/dev/full", NULL);
 
-    cr_expect_eq(answer.status, 1);
-    cr_expect_not_null(strstr(answer.err, "/dev/full: could not be written"), "%s", answer.err);
+    cr_expect_eq(answer.status, 3);
+    cr_expect_not_null(strstr(answer.err, "/dev/full: could not be written: No space left"), "%s",
+                       answer.err);
     cr_expect_not_null(strstr(answer.out, "memory after loading"));
     forget(&answer);
 }

@@ -452,13 +452,8 @@ Test(soak_command, reports_as_json, .timeout = 120)
 
 Test(soak_command, refuses_what_it_cannot_do, .timeout = 60)
 {
-    static const char *const lines[] = {"--steps 0",
-                                        "--duration 0",
-                                        "--duration 1.5x",
-                                        "--threads 0",
-                                        "--seed x",
-                                        "--threads 5000 --steps 5",
-                                        "--topology 'pack:two core:1' --steps 5"};
+    static const char *const lines[] = {"--steps 0",   "--duration 0", "--duration 1.5x",
+                                        "--threads 0", "--seed x",     "--threads 5000 --steps 5"};
     char line[128], text[4096];
 
     for (size_t i = 0; i < sizeof lines / sizeof lines[0]; i++) {
@@ -466,4 +461,7 @@ Test(soak_command, refuses_what_it_cannot_do, .timeout = 60)
         cr_expect_eq(shell(line, text, sizeof text), 2, "%s: %s", lines[i], text);
         cr_expect_eq(strncmp(text, "numoe: ", 7), 0, "%s: %s", lines[i], text);
     }
+    cr_expect_eq(shell("--topology 'pack:two core:1' --steps 5 2>&1 >/dev/null", text, sizeof text),
+                 4, "%s", text);
+    cr_expect_eq(strncmp(text, "numoe: pack:two core:1: ", 24), 0, "%s", text);
 }
