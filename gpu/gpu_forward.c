@@ -22,6 +22,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "base/clock.h"
 #include "gpu_several.h"
 
 enum { PASS_TOKENS_MOST = 1 << 16, CHUNK_TOKENS_MOST = 8192 };
@@ -618,6 +619,7 @@ int gpu_pass_begin(struct numoe_gpu_model *m, const struct numoe_gpu_call *call,
     count_need(m, call);
     m->running = true;
     m->took_ms = -1;
+    m->began_ns = numoe_now_ns();
     rc = gpu_judge(m->gpu, m->gpu->ops->event_record(m->gpu->device, m->began, m->stream.compute),
                    error, "marking the begin of a call");
     if (!rc)

@@ -450,6 +450,11 @@ double numoe_gpu_took_ms(const struct numoe_gpu_model *m)
     return ms;
 }
 
+uint64_t numoe_gpu_began_ns(const struct numoe_gpu_model *m)
+{
+    return (m->several ? m->several->parts[0].model : m)->began_ns;
+}
+
 int numoe_gpu_profile_save(const struct numoe_gpu_model *m, const char *path,
                            struct numoe_error *error)
 {

@@ -43,9 +43,10 @@ struct numoe_gpu_model {
     void *computed;                   /* event: the pass is */
     void *began, *ended;              /* timers of the pass */
     double took_ms;
-    uint32_t *need;   /* [experts] of the pass */
-    uint64_t experts; /* of all layers, that there are */
-    bool running;     /* between start and finish */
+    uint64_t began_ns; /* when `began` was queued */
+    uint32_t *need;    /* [experts] of the pass */
+    uint64_t experts;  /* of all layers, that there are */
+    bool running;      /* between start and finish */
     struct gpu_pass pass;
     uint64_t ring_checked, ring_placed;
     uint64_t beside_bytes;   /* of a part: device memory that several devices take beside it */

@@ -318,6 +318,8 @@ int numoe_gpu_prefetch(struct numoe_gpu_model *model, uint64_t layer, const int3
 /** Milliseconds that the device took for what was started and finished last, from its inputs to the
  *  last launch's end; negative: not known. */
 double numoe_gpu_took_ms(const struct numoe_gpu_model *model);
+/** When that began, of the first device: numoe_now_ns. */
+uint64_t numoe_gpu_began_ns(const struct numoe_gpu_model *model);
 
 /**
  * Copy up to `most` experts of a layer to where they stay, the hottest that do not yet, if they are

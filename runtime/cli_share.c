@@ -33,7 +33,8 @@ struct share_cell {
     double found_bytes; /* of them, on the GPU when they were asked for; GPU alone */
     double link_ms;     /* that the rest takes over the link */
     double gpu_experts, cpu_experts, gpu_ms, cpu_ms; /* medians of the shared calls */
-    double ideal_ms;                                 /* mean of them */
+    /* means of them; NAN: none was shared */
+    double ideal_ms, both_ms;
 };
 
 struct share_bench {
@@ -144,7 +145,8 @@ static int measure_way(struct share_bench *s, uint32_t way, uint64_t tokens,
     struct numoe_gpu_report before, after;
     struct numoe_result result = NUMOE_RESULT_INIT;
     struct share_batch b = {0};
-    double hit = 0, ideal = 0, ms;
+    double hit = 0, ideal = 0, both = 0, ms;
+    uint32_t shared_calls = 0;
     int code = CLI_NO_ROOM;
 
     if (!values) {
@@ -158,21 +160,23 @@ static int measure_way(struct share_bench *s, uint32_t way, uint64_t tokens,
     numoe_gpu_model_report(numoe_model_gpu(s->model), &before);
     for (uint32_t i = 0; !code && i < repeat; i++) {
         struct gpu_shared shared;
-        double rate;
-
         code = call(s, &b, tokens, i % s->desc.layers, &result, &values[i]);
         if (code)
             break;
         cell->ms[way] += values[i] / repeat;
         hit += (double)result.expert_bytes / repeat;
         numoe_gpu_shared(s->model, &shared);
-        rate =
-            (double)shared.gpu_experts / shared.gpu_ms + (double)shared.cpu_experts / shared.cpu_ms;
         values[repeat + i] = (double)shared.gpu_experts;
         values[2 * repeat + i] = (double)shared.cpu_experts;
         values[3 * repeat + i] = shared.gpu_ms;
         values[4 * repeat + i] = shared.cpu_ms;
-        ideal += (double)(shared.gpu_experts + shared.cpu_experts) / rate / repeat;
+        if (!shared.gpu_experts)
+            continue;
+        shared_calls++;
+        both += values[i];
+        ideal += (double)(shared.gpu_experts + shared.cpu_experts) /
+                 ((double)shared.gpu_experts / shared.gpu_ms +
+                  (double)shared.cpu_experts / shared.cpu_ms);
     }
     numoe_gpu_model_report(numoe_model_gpu(s->model), &after);
     if (!code)
@@ -192,7 +196,8 @@ static int measure_way(struct share_bench *s, uint32_t way, uint64_t tokens,
         cell->cpu_experts = median(values + 2 * repeat, repeat);
         cell->gpu_ms = median(values + 3 * repeat, repeat);
         cell->cpu_ms = median(values + 4 * repeat, repeat);
-        cell->ideal_ms = ideal;
+        cell->ideal_ms = shared_calls ? ideal / shared_calls : NAN;
+        cell->both_ms = shared_calls ? both / shared_calls : NAN;
     }
     batch_free(&b);
     free(values);
@@ -206,11 +211,15 @@ static double better(const struct share_cell *c)
 
 static void print_cell(const struct share_cell *c)
 {
-    printf("%6" PRIu64 " %9.3f %9.3f %9.3f %7.3f %9.3f %7.2f %7.1f + %-5.1f %9.3f %9.3f %7.3f  "
+    char of_ideal[16] = "-";
+
+    if (isfinite(c->ideal_ms))
+        snprintf(of_ideal, sizeof of_ideal, "%.3f", c->both_ms / c->ideal_ms);
+    printf("%6" PRIu64 " %9.3f %9.3f %9.3f %7.3f %9.3f %7.2f %7.1f + %-5.1f %9.3f %9.3f %7s  "
            "%8.1e %8.1e %8.1e\n",
            c->tokens, c->ms[0], c->ms[1], c->ms[2], c->ms[2] / better(c), c->link_ms,
-           c->ms[1] / c->link_ms, c->gpu_experts, c->cpu_experts, c->gpu_ms, c->cpu_ms,
-           c->ms[2] / c->ideal_ms, c->rel_l2[0], c->rel_l2[1], c->rel_l2[2]);
+           c->ms[1] / c->link_ms, c->gpu_experts, c->cpu_experts, c->gpu_ms, c->cpu_ms, of_ideal,
+           c->rel_l2[0], c->rel_l2[1], c->rel_l2[2]);
     fflush(stdout);
 }
 
@@ -235,12 +244,13 @@ static json_t *json_of(const struct share_bench *s)
     for (uint32_t i = 0; i < s->cell_count; i++) {
         const struct share_cell *c = &s->cells[i];
         json_t *object = json_pack(
-            "{s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "tokens", (json_int_t)c->tokens,
-            "hit_bytes", cli_json_number(c->hit_bytes), "found_bytes",
+            "{s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "tokens",
+            (json_int_t)c->tokens, "hit_bytes", cli_json_number(c->hit_bytes), "found_bytes",
             cli_json_number(c->found_bytes), "link_ms", cli_json_number(c->link_ms), "gpu_experts",
             cli_json_number(c->gpu_experts), "cpu_experts", cli_json_number(c->cpu_experts),
             "gpu_part_ms", cli_json_number(c->gpu_ms), "cpu_part_ms", cli_json_number(c->cpu_ms),
-            "ideal_ms", cli_json_number(c->ideal_ms), "of_better",
+            "ideal_ms", cli_json_number(c->ideal_ms), "of_ideal",
+            cli_json_number(c->both_ms / c->ideal_ms), "of_better",
             cli_json_number(c->ms[2] / better(c)));
         for (int w = 0; w < WAYS; w++) {
             char key[32];

@@ -82,9 +82,8 @@ struct gpu_run {
     uint8_t *held, *on_gpu, *mask; /* [experts] */
     bool pinned; /* weights need no staging: the GPU can work beside the workers */
     bool sharing;
-    int queue_rc;      /* while sharing */
-    uint64_t began_ns; /* while sharing */
-    uint64_t taken;    /* tokens that were started */
+    int queue_rc;   /* while sharing */
+    uint64_t taken; /* tokens that were started */
     struct gpu_shared last;
 };
 
@@ -235,7 +234,6 @@ static void share(struct numoe_schedule *s, const struct numoe_gpu_call *call)
     run->call.asked = run->tokens_of;
     run->call.ahead = NUMOE_GPU_NO_AHEAD;
     divide(s);
-    run->began_ns = numoe_now_ns();
     run->queue_rc = 0;
     run->sharing = !numoe_gpu_begin(model->gpu, s->layer, &run->call, 0, &run->taken, &error);
     if (run->sharing)
@@ -256,6 +254,7 @@ uint64_t numoe_gpu_run(struct numoe_schedule *s)
 
     if (!model->gpu || batch->tokens < (from ? from : 1))
         return 0;
+    run->last = (struct gpu_shared){0};
     if (numoe_gpu_model_health(model->gpu, &lost)) { /* perhaps in a prefetch, unheard */
         say_failure(model, &lost);
         return 0;
@@ -326,7 +325,7 @@ void numoe_gpu_share_queue(struct numoe_schedule *s)
 
 uint64_t numoe_gpu_share_end(struct numoe_schedule *s, uint64_t cpu_ns)
 {
-    const uint64_t ended = numoe_now_ns();
+    const uint64_t began = numoe_now_ns() - cpu_ns;
     struct numoe_model *model = s->model;
     struct gpu_run *run = model->gpu_run;
     struct numoe_error error = NUMOE_ERROR_INIT;
@@ -339,7 +338,8 @@ uint64_t numoe_gpu_share_end(struct numoe_schedule *s, uint64_t cpu_ns)
         rc = numoe_gpu_finish(model->gpu, &run->call, &done, &error);
     if (!rc && done == s->batch.tokens) /* one pass, so its time is that of the call */
         gpu_share_learn(&run->share, done, &run->choice, numoe_gpu_took_ms(model->gpu) * 1e-3,
-                        (double)cpu_ns * 1e-9, (double)(ended - cpu_ns - run->began_ns) * 1e-9);
+                        (double)cpu_ns * 1e-9,
+                        ((double)began - (double)numoe_gpu_began_ns(model->gpu)) * 1e-9);
     run->last = (struct gpu_shared){.gpu_experts = run->choice.gpu_experts,
                                     .cpu_experts = run->choice.cpu_experts,
                                     .gpu_ms = numoe_gpu_took_ms(model->gpu),

@@ -39,8 +39,8 @@ void numoe_gpu_share_queue(struct numoe_schedule *schedule);
  * tokens are complete: where the GPU failed, the others are given back: the schedule's batch is
  * then that of the GPU's experts alone, to be added to out. */
 uint64_t numoe_gpu_share_end(struct numoe_schedule *schedule, uint64_t cpu_ns);
-/* The last shared call: hit experts of each side, and what each took while the other was working.
- */
+/* The last call, if it was shared: hit experts of each side, and what each took while the other was
+ * working; else zeros. */
 struct gpu_shared {
     uint64_t gpu_experts, cpu_experts;
     double gpu_ms, cpu_ms;

@@ -8,6 +8,8 @@
 /* So many calls later both sides are thought a little better of, to be tried again. */
 enum { HOPE_CALLS = 64 };
 #define HOPE 0.97
+/* What is thought to be lost before the CPUs begin, at most, of a call: more was an accident. */
+#define LATE_PART 0.25
 
 static unsigned size_of(uint64_t tokens)
 {
@@ -35,6 +37,11 @@ static double nearest(const double *known, unsigned size, double unknown)
 static double larger(double a, double b)
 {
     return a > b ? a : b;
+}
+
+static double smaller(double a, double b)
+{
+    return a < b ? a : b;
 }
 
 struct sums {
@@ -155,6 +162,9 @@ void gpu_share_choose(struct gpu_share *s, uint64_t tokens, const uint32_t *toke
             best = i + 1;
         }
     }
+    /* who does not share does not see it: it is thought better of, to be tried again */
+    if (!choice->gpu_experts || !choice->cpu_experts)
+        s->cpu_late[size_of(tokens)] = HOPE * nearest(s->cpu_late, size_of(tokens), 0);
     memset(on_gpu, 0, experts);
     for (uint64_t i = 0; i < best; i++)
         on_gpu[order[i]] = 1;
@@ -175,7 +185,7 @@ void gpu_share_learn(struct gpu_share *s, uint64_t tokens, const struct gpu_shar
     if (choice->cpu_model > 0 && cpu_seconds > 0)
         learn(&s->cpu_took[size], cpu_seconds / choice->cpu_model);
     if (cpu_late > 0)
-        learn(&s->cpu_late[size], cpu_late);
+        learn(&s->cpu_late[size], smaller(cpu_late, LATE_PART * choice->seconds));
     if (++s->calls % HOPE_CALLS == 0)
         for (unsigned i = 0; i < GPU_SHARE_SIZES; i++) {
             s->gpu_took[i] *= HOPE;

@@ -203,7 +203,7 @@ Test(gpu_share, who_begins_later_gets_less)
     for (uint32_t e = 0; e < MANY; e++)
         tokens_of[e] = 2;
     gpu_share_choose(&share, 64, tokens_of, held, MANY, order, on_gpu, &even);
-    gpu_share_learn(&share, 64, &(struct gpu_share_choice){0}, 0, 0, 10 * expert);
+    gpu_share_learn(&share, 64, &(struct gpu_share_choice){.seconds = 1}, 0, 0, 10 * expert);
     gpu_share_choose(&share, 64, tokens_of, held, MANY, order, on_gpu, &late);
     cr_expect_lt(late.cpu_experts, even.cpu_experts);
     cr_expect_gt(late.seconds, even.seconds);
@@ -212,7 +212,7 @@ Test(gpu_share, who_begins_later_gets_less)
     /* the nearest size's, and a moved one's */
     gpu_share_choose(&share, 16, tokens_of, held, MANY, order, on_gpu, &late);
     cr_expect_float_eq(late.seconds, fmax(late.gpu_seconds, late.cpu_seconds + 10 * expert), 1e-12);
-    gpu_share_learn(&share, 64, &(struct gpu_share_choice){0}, 0, 0, 20 * expert);
+    gpu_share_learn(&share, 64, &(struct gpu_share_choice){.seconds = 1}, 0, 0, 20 * expert);
     gpu_share_choose(&share, 64, tokens_of, held, MANY, order, on_gpu, &late);
     cr_expect_float_eq(late.seconds, fmax(late.gpu_seconds, late.cpu_seconds + 15 * expert), 1e-12);
     /* alone */
@@ -222,6 +222,33 @@ Test(gpu_share, who_begins_later_gets_less)
     memset(on_gpu, 1, sizeof on_gpu);
     gpu_share_cost(&share, 64, tokens_of, held, on_gpu, MANY, &late);
     cr_expect_float_eq(late.seconds, late.gpu_seconds, 1e-12);
+}
+
+/* A call that was held up when it began does not end sharing, and sharing that was given up is
+ * tried again. */
+Test(gpu_share, being_late_once_is_forgotten)
+{
+    const struct gpu_share truth = speeds(50e9, 100e9, 1e15);
+    uint32_t tokens_of[MANY], order[MANY], tries = 0;
+    uint8_t held[MANY] = {0}, on_gpu[MANY];
+    struct gpu_share share = truth;
+    struct gpu_share_choice c;
+
+    for (uint32_t e = 0; e < MANY; e++)
+        tokens_of[e] = 2;
+    gpu_share_choose(&share, 64, tokens_of, held, MANY, order, on_gpu, &c);
+    cr_assert(c.gpu_experts && c.cpu_experts);
+    gpu_share_learn(&share, 64, &c, c.gpu_seconds, c.cpu_seconds, 1.0);
+    gpu_share_choose(&share, 64, tokens_of, held, MANY, order, on_gpu, &c);
+    cr_expect(c.gpu_experts && c.cpu_experts, "late by a second");
+    /* sides of which sharing is worth little: one alone is chosen when it begins late by so much */
+    share = speeds(10e9, 100e9, 1e15);
+    gpu_share_learn(&share, 64, &(struct gpu_share_choice){.seconds = 1}, 0, 0, 0.01);
+    do {
+        gpu_share_choose(&share, 64, tokens_of, held, MANY, order, on_gpu, &c);
+        cr_assert_lt(tries++, 200);
+    } while (!c.gpu_experts || !c.cpu_experts);
+    cr_expect_gt(tries, 1);
 }
 
 /* ---- shared calls ---------------------------------------------------------------------------- */
