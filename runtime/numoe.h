@@ -40,9 +40,10 @@ struct numoe;
 
 struct numoe_options {
     size_t size;          /**< sizeof(struct numoe_options) */
-    const char *topology; /**< NULL: this machine. Else an hwloc XML file or synthetic string: the
-                               plan is made for that machine and executed on this one, with
-                               workers unpinned and memory unbound */
+    const char *topology; /**< NULL or "live": this machine. Else a saved machine, an hwloc XML
+                               file, a directory with sys/ and proc/ or a synthetic string
+                               (docs/machine.md): the plan is made for that machine and executed
+                               on this one, with workers unpinned and memory unbound */
     uint32_t workers;     /**< planned workers; 0: one for each allowed core of the planned machine,
                                within the cgroup's CPU quota where that is this machine */
     uint32_t threads;     /**< 0: one for each planned worker. Else the plan stays as it is and so
@@ -115,8 +116,8 @@ struct numoe_options {
      *  fp32 sums in an order that depends on what stays there. */
     uint64_t gpu_from_tokens;
     uint64_t gpu_cache_bytes; /**< device memory for experts that stay there; 0: what there is */
-    const char *gpu_profile;  /**< file of numoe_gpu_profile: the experts asked for most are copied
-                                   first. NULL: none */
+    const char *gpu_profile;  /**< file that numoe run --gpu-profile writes: the experts asked for
+                                   most are copied first. NULL: none */
     /** Several GPUs instead of gpu_device, CUDA's numbers, at most 16: each computes a part of
      * every layer from its own copies, and the parts are summed in this order. One that cannot be
      * used is reported and left out. A number may be there twice, to divide a device. */
@@ -139,10 +140,10 @@ struct numoe_options {
 /**
  * Read the machine, choose kernels and start workers.
  * @param options  NULL for defaults; read during the call only (log.user must outlive the context)
- * @return 0; -EINVAL (an option, a topology that does not parse), -ENOTSUP (ISA not here), -EAGAIN
- *         (threads refused), -ENOMEM. With a plan: -EBADMSG, -E2BIG, -ENOENT (no plan, or damaged),
- *         -ESTALE (without as_if: the machine has changed; the message says in what, and the log
- *         what else).
+ * @return 0; -EINVAL (an option, a topology that does not parse), -ENOENT, -E2BIG (a topology),
+ *         -ENOTSUP (ISA not here), -EAGAIN (threads refused), -ENOMEM. With a plan or gpu_tuning:
+ *         -EBADMSG, -E2BIG, -ENOENT (no such file, or damaged). With a plan: -ESTALE (without
+ *         as_if: the machine has changed; the message says in what, and the log what else).
  *         *context is written on success only.
  * @thread any
  */
