@@ -207,28 +207,31 @@ int main(int argc, char **argv)
     struct numoe_options options = NUMOE_OPTIONS_INIT;
     struct numoe_error error = {0};
     struct numoe *context;
-    int rc = numoe_open(&options, &context, &error);
+    int rc;
 
+    for (int i = 1; i < argc; i++)
+        if (!cli_arithmetic_by_name(argv[i], strlen(argv[i]))) {
+            fprintf(stderr,
+                    "numoe-forms: \"%s\" is no arithmetic\n"
+                    "Usage: numoe-forms [ARITHMETIC]...\n",
+                    argv[i]);
+            return 2;
+        }
+    rc = numoe_open(&options, &context, &error);
     if (rc) {
         fprintf(stderr, "numoe-forms: %s: %s\n", error.where, error.message);
         return 1;
     }
     printf("%u workers, hidden %d, runs of %d slices\n",
            numoe_pool_worker_count(numoe_context_pool(context)), HIDDEN, RUN);
-    for (int i = 1; !rc && i < argc; i++) {
-        const int arithmetic = cli_arithmetic_by_name(argv[i], strlen(argv[i]));
-
-        if (arithmetic < 0) {
-            fprintf(stderr, "numoe-forms: \"%s\" is no arithmetic\n", argv[i]);
-            rc = -EINVAL;
-        } else {
-            rc = try_arithmetic(numoe_context_pool(context), (enum numoe_arithmetic)arithmetic);
-        }
-    }
+    for (int i = 1; !rc && i < argc; i++)
+        rc =
+            try_arithmetic(numoe_context_pool(context),
+                           (enum numoe_arithmetic)cli_arithmetic_by_name(argv[i], strlen(argv[i])));
     for (size_t i = 0; argc == 1 && !rc && i < sizeof usual / sizeof usual[0]; i++)
         rc = try_arithmetic(numoe_context_pool(context), usual[i]);
     if (rc == -ENOMEM)
         fprintf(stderr, "numoe-forms: no memory\n");
     numoe_close(context);
-    return rc ? 1 : 0;
+    return cli_flush(rc ? 1 : 0);
 }

@@ -13,6 +13,7 @@
  * SPDX-License-Identifier: Apache-2.0
  */
 #include "base/clock.h"
+#include "cli_output.h"
 #include "numoe.h"
 
 #include <dirent.h>
@@ -120,8 +121,8 @@ int main(int argc, char **argv)
     struct numoe *context;
     unsigned i;
 
-    if (argc < 2 || loads < 2 || loads > LOADS_MAX) {
-        fprintf(stderr, "usage: numoe-place-rate DIR [LOADS, 2 to %d]\n", LOADS_MAX);
+    if (argc < 2 || argc > 3 || argv[1][0] == '-' || loads < 2 || loads > LOADS_MAX) {
+        fprintf(stderr, "Usage: numoe-place-rate DIR [LOADS, 2 to %d]\n", LOADS_MAX);
         return 2;
     }
     if (numoe_open(&options, &context, &error) < 0)
@@ -164,7 +165,7 @@ int main(int argc, char **argv)
     printf("medians: placing %.3f of copy, loading %.3f\n", median(placing + 1, loads - 1),
            median(whole + 1, loads - 1));
     numoe_close(context);
-    return 0;
+    return cli_flush(0);
 fail:
     fprintf(stderr, "numoe-place-rate: %s: %s\n", error.where, error.message);
     return 1;

@@ -8,6 +8,7 @@
  * SPDX-License-Identifier: Apache-2.0
  */
 #include "base/clock.h"
+#include "cli_output.h"
 #include "files.h"
 #include "reader.h"
 
@@ -137,9 +138,13 @@ int main(int argc, char **argv)
                            MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     int status = 0;
 
-    if (argc < 2 || !files || memory == MAP_FAILED) {
-        fprintf(stderr, "usage: numoe-read-rate FILE...\n");
+    if (argc < 2 || argv[1][0] == '-') {
+        fprintf(stderr, "Usage: numoe-read-rate FILE...\n");
         return 2;
+    }
+    if (!files || memory == MAP_FAILED) {
+        fprintf(stderr, "numoe-read-rate: no memory to read to\n");
+        return 1;
     }
     madvise(memory, (size_t)WINDOWS * WINDOW_BYTES, MADV_HUGEPAGE);
     for (int i = 1; i < argc; i++) {
@@ -159,5 +164,5 @@ int main(int argc, char **argv)
     status |= measure(files, (uint32_t)argc - 1, memory, 1, 2 << 20, false);
     munmap(memory, (size_t)WINDOWS * WINDOW_BYTES);
     free(files);
-    return status ? 1 : 0;
+    return cli_flush(status ? 1 : 0);
 }
