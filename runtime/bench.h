@@ -142,6 +142,10 @@ struct numoe_bench_cell {
     uint64_t digest;
 };
 
+/* Whether so many tokens' activations in bf16, outputs in fp32 and routings fit in what memory is
+ * left: 0, or -ENOMEM with both numbers, before overcommit would make it a kill. */
+int numoe_bench_room(uint64_t tokens, uint64_t hidden, uint64_t entries, struct numoe_error *error);
+
 /*
  * Measure one layer with random bf16 activations and fresh random routing in each repetition.
  * bench: NULL computes once, and leaves what needs a second time or a ceiling 0 or NaN.

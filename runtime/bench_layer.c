@@ -234,6 +234,20 @@ static void take_once(const struct numoe_result *result, double seconds,
     cell->bandwidth_fraction = cell->ops_fraction = NAN;
 }
 
+int numoe_bench_room(uint64_t tokens, uint64_t hidden, uint64_t entries, struct numoe_error *error)
+{
+    const uint64_t room = numoe_memory_room();
+    const double bytes = (double)tokens * (double)hidden * (sizeof(uint16_t) + sizeof(float)) +
+                         (double)entries * (sizeof(int32_t) + sizeof(float));
+
+    if (bytes <= (double)room)
+        return 0;
+    return numoe_error_set(error, -ENOMEM, NULL,
+                           "inputs and outputs of %" PRIu64 " tokens take %.2f GB, and %.2f GB of "
+                           "memory are left",
+                           tokens, bytes * 1e-9, (double)room * 1e-9);
+}
+
 int numoe_bench_layer(struct numoe_bench *bench, struct numoe_model *model,
                       const struct numoe_bench_request *request, struct numoe_bench_cell *cell,
                       struct numoe_error *error)
@@ -265,6 +279,9 @@ int numoe_bench_layer(struct numoe_bench *bench, struct numoe_model *model,
     if (!numoe_mul_u64(tokens, work.hidden, &elements) || elements > SIZE_MAX / sizeof(float) ||
         !numoe_mul_u64(tokens, work.top_k, &entries) || entries > SIZE_MAX / sizeof(float))
         return numoe_error_set(error, -EOVERFLOW, "bench", "%" PRIu64 " tokens overflow", tokens);
+    rc = numoe_bench_room(tokens, work.hidden, entries, error);
+    if (rc)
+        return rc;
 
     work.router = numoe_bench_router_create(request->routing, work.experts, &work.random);
     work.x = malloc(elements * sizeof *work.x);

@@ -326,8 +326,11 @@ static int batch_make(struct batch *b, const struct bench_gpu *g, uint64_t token
 {
     const uint64_t hidden = g->desc.hidden, top_k = g->desc.experts_per_token;
     struct numoe_bench_random random = {.state = g->values->seed + tokens};
+    struct numoe_error error = NUMOE_ERROR_INIT;
 
     *b = (struct batch){0};
+    if (numoe_bench_room(tokens, hidden, routings * tokens * top_k, &error))
+        return cli_report("bench", CLI_STAGE_WORK, &error);
     b->x = malloc(tokens * hidden * sizeof *b->x);
     b->ids = malloc(routings * tokens * top_k * sizeof *b->ids);
     b->routing = malloc(routings * tokens * top_k * sizeof *b->routing);

@@ -68,8 +68,11 @@ static void batch_free(struct share_batch *b)
 static int batch_make(const struct share_bench *s, uint64_t tokens, struct share_batch *b)
 {
     const uint64_t hidden = s->desc.hidden, top_k = s->desc.experts_per_token;
+    struct numoe_error error = NUMOE_ERROR_INIT;
 
     *b = (struct share_batch){.random.state = s->values->seed + tokens};
+    if (numoe_bench_room(tokens, hidden, tokens * top_k, &error))
+        return cli_report("bench", CLI_STAGE_WORK, &error);
     b->x = malloc(tokens * hidden * sizeof *b->x);
     b->out = malloc(tokens * hidden * sizeof *b->out);
     b->ids = malloc(tokens * top_k * sizeof *b->ids);

@@ -1,5 +1,6 @@
 /* Order statistics, random routing, and measuring a layer against its reference. */
 #include <criterion/criterion.h>
+#include <errno.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -341,4 +342,24 @@ Test(bench_routing, kinds_are_what_they_say)
         cr_expect_eq(
             numoe_bench_routing_by_name(numoe_bench_routing_name((enum numoe_bench_routing)r)), r);
     cr_expect_eq(numoe_bench_routing_by_name("zipfian"), -1);
+}
+
+/* Overcommit would promise it, and the process be killed. */
+Test(bench_layer, tokens_that_have_no_room_are_an_error, .timeout = 120)
+{
+    struct numoe_bench_request request = {.layer = 1, .top_k = 3, .seed = 5};
+    struct numoe_error error = NUMOE_ERROR_INIT;
+    struct numoe_model_info info = NUMOE_MODEL_INFO_INIT;
+    struct numoe_bench_cell cell;
+    struct small small;
+
+    if (numoe_memory_room() == UINT64_MAX)
+        cr_skip_test("what memory is left is not known here");
+    small_open(&small, NUMOE_EXACT, 2);
+    numoe_model_info(small.model, &info);
+    request.tokens = numoe_memory_room() / (6 * info.desc.hidden) * 2;
+    cr_assert_eq(numoe_bench_layer(NULL, small.model, &request, &cell, &error), -ENOMEM);
+    cr_expect_not_null(strstr(error.message, " tokens take "), "%s", error.message);
+    cr_expect_not_null(strstr(error.message, " of memory are left"), "%s", error.message);
+    small_close(&small);
 }
