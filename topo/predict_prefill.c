@@ -26,7 +26,7 @@ static const uint32_t short_pass = 4096, long_pass = 65536, least_pass = 256;
 /*
  * What copies and computing at once take, over the longer of the two, and what sharing takes over
  * the time in which both sides would end together: a little more than was measured on an H200
- * (docs/measurements.md), up to 1.02 and, from 64 to 4096 tokens, 1.04 to 1.07.
+ * (docs/measurements.md), up to 1.02 and, from 4 to 4096 tokens, 1.03 to 1.07.
  */
 static const double overlap_cost = 1.02, sharing_cost = 1.08;
 
