@@ -192,7 +192,7 @@ Test(gpu_transfers, what_is_brought_does_not_pass_what_computes, .timeout = 60)
     struct gpu_stream *s;
     struct gpu_part part;
     bool gate = false;
-    void *engine;
+    void *engine = NULL;
 
     patterns_make();
     f->instead = check;
