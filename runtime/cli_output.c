@@ -83,6 +83,8 @@ static int exit_code(enum cli_stage stage, int code)
     case -EBADMSG:
     case -ENOENT:
     case -ENOTDIR:
+    case -ELOOP:
+    case -ENAMETOOLONG:
         return CLI_BAD_INPUT;
     case -ESTALE:
         return CLI_STALE_PLAN;

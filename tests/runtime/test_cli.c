@@ -209,6 +209,26 @@ Test(cli_usage, empty_words_are_refused_as_such, .timeout = 60)
     assert_refused(answer, 2, "run: --trace: is empty");
 }
 
+Test(cli_usage, names_that_lead_nowhere_are_missing_input, .timeout = 60)
+{
+    char folder[] = "/tmp/numoe-cli-XXXXXX", loop[64], name[5000];
+    struct answer answer;
+
+    cr_assert_not_null(mkdtemp(folder));
+    snprintf(loop, sizeof loop, "%s/loop", folder);
+    cr_assert_eq(symlink(loop, loop), 0);
+    answer = numoe("run", loop, NULL);
+    assert_refused(answer, 4, "/loop: cannot open the checkpoint: Too many levels");
+    answer = numoe("run", "--plan", loop, folder, NULL);
+    assert_refused(answer, 4, "/loop: ");
+    memset(name, 'x', sizeof name - 1);
+    name[sizeof name - 1] = 0;
+    answer = numoe("plan", name, NULL);
+    assert_refused(answer, 4, "File name too long");
+    unlink(loop);
+    rmdir(folder);
+}
+
 Test(cli_usage, what_cannot_be_written_is_no_damaged_input, .timeout = 60)
 {
     static const char nowhere[] = "/no/such/folder/file";
