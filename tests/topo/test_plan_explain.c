@@ -1,4 +1,5 @@
-/* Why a node, a worker or an expert is where the plan has it. SPDX-License-Identifier: Apache-2.0 */
+/* Why a node, a worker or an expert is where the plan has it.
+ * SPDX-License-Identifier: Apache-2.0 */
 #include "predict.h"
 #include "topo/topo_fixture.h"
 

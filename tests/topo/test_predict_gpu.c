@@ -1,4 +1,5 @@
-/* Predictions with GPUs: each bound by hand, and what copying between them takes. SPDX-License-Identifier: Apache-2.0 */
+/* Predictions with GPUs: each bound by hand, and what copying between them takes.
+ * SPDX-License-Identifier: Apache-2.0 */
 #include "topo/predict_fixture.h"
 
 Test(predict_gpu, the_box_of_the_public_report, .timeout = 60)
