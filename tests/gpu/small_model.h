@@ -259,15 +259,6 @@ static inline void close_clean(struct numoe_gpu_model *model, struct numoe_gpu *
     fake_free(f);
 }
 
-/* The same of outputs that came back as rows one after another. */
-static inline bool rows_right(const struct model *m, uint64_t layer, struct batch *b,
-                              const uint8_t *rows)
-{
-    for (uint64_t t = 0; t < b->call.tokens; t++)
-        memcpy(b->out[t], rows + t * (HIDDEN + GAP) * sizeof(float), HIDDEN * sizeof(float));
-    return batch_right(m, layer, b, b->call.tokens);
-}
-
 /* Calls this small pass through several stages, or one after the other again through the same; and
  * copies of experts go ahead of inputs. */
 static inline void many_stages(struct numoe_gpu_model *model, uint64_t seed)

@@ -1,52 +1,33 @@
 /* Calls in graphs: what is captured, what is refused, and replays among calls of every other kind.
  */
-#include "small_model.h"
+#include "queued_batch.h"
 
-enum { PART = 4096, GRAPHS = 4 };
+enum { GRAPHS = 4 };
 
-/* Inputs and outputs of one graph, where they were when it was captured. */
+/* Inputs and outputs of one graph stay where they were when it was captured. */
 struct captured {
     struct fake_graph graph;
-    struct batch batch;
+    struct queued queued;
     uint64_t layer, tokens;
     bool add;
-    uint8_t *host, *memory;
 };
 
-static struct numoe_gpu_device_call call_of(const struct captured *c, bool add)
+static void captured_draw(struct captured *c)
 {
-    return (struct numoe_gpu_device_call){
-        .tokens = c->tokens,
-        .top_k = TOP_K,
-        .x = c->memory,
-        .x_type = NUMOE_F32,
-        .x_stride = HIDDEN,
-        .ids = (const int32_t *)(const void *)(c->memory + PART),
-        .routing = (const float *)(const void *)(c->memory + 2 * PART),
-        .out = (float *)(void *)(c->memory + 3 * PART),
-        .out_stride = HIDDEN + GAP,
-        .add = add,
-        .scale = 1.5f,
-        .workspace = c->memory + 4 * PART,
-        .workspace_bytes = PART,
-    };
+    batch_make(&c->queued.batch);
+    c->queued.batch.call.tokens = c->tokens;
+    c->queued.batch.call.add = c->add;
 }
 
 /* Other x and ids in the same buffers; a replay; and whether that is right. */
 static bool replay_right(const struct model *m, struct fake *f, struct captured *c, void *stream)
 {
-    batch_make(&c->batch);
-    c->batch.call.tokens = c->tokens;
-    c->batch.call.add = c->add;
-    memcpy(c->host, c->batch.x, sizeof c->batch.x);
-    memcpy(c->host + PART, c->batch.ids, sizeof c->batch.ids);
-    memcpy(c->host + 2 * PART, c->batch.routing, sizeof c->batch.routing);
-    memcpy(c->host + 3 * PART, c->batch.out, sizeof c->batch.out);
-    cr_assert_eq(fake_copy_in(f, stream, c->memory, c->host, 4 * PART), 0);
+    captured_draw(c);
+    queued_send(&c->queued, f, stream);
     cr_assert_eq(fake_graph_launch(f, stream, &c->graph), 0);
-    cr_assert_eq(fake_copy_out(f, stream, c->host + 3 * PART, c->memory + 3 * PART, PART), 0);
+    queued_fetch(&c->queued, f, stream);
     cr_assert_eq(fake_stream_sync(f, stream), 0);
-    return rows_right(m, c->layer, &c->batch, c->host + 3 * PART);
+    return queued_right(m, c->layer, &c->queued);
 }
 
 /* A call on host memory, of a layer that is held or not. */
@@ -87,11 +68,11 @@ static void run_seed(uint64_t seed)
         c[i].tokens = tokens[i];
         c[i].layer = i % 2 ? ABSENT_LAYER : 1;
         c[i].add = i > 1;
-        cr_assert_eq(fake_host_allocate(f, 4 * PART, (void **)&c[i].host), 0);
-        cr_assert_eq(fake_allocate(f, 5 * PART, (void **)&c[i].memory), 0);
+        captured_draw(&c[i]);
+        queued_make(&c[i].queued, f);
     }
     for (int i = 0; i < GRAPHS; i++) {
-        call = call_of(&c[i], c[i].add);
+        call = queued_call(&c[i].queued);
         fake_capture(stream, &c[i].graph);
         if (i < 2) { /* not held yet: refused, and the capture is whole */
             cr_expect_eq(numoe_gpu_enqueue(model, c[i].layer, &call, NULL, stream, &error),
@@ -126,15 +107,13 @@ static void run_seed(uint64_t seed)
             cr_assert_eq(numoe_gpu_bring(model, other, 2, NULL), 0);
             break;
         default:
-            call = call_of(&c[0], false);
+            call = queued_call(&c[0].queued);
             cr_assert_eq(numoe_gpu_enqueue(model, other, &call, NULL, stream, NULL), 0);
         }
     }
     cr_assert_eq(fake_stream_sync(f, stream), 0);
-    for (int i = 0; i < GRAPHS; i++) {
-        fake_release(f, c[i].memory);
-        fake_host_release(f, c[i].host);
-    }
+    for (int i = 0; i < GRAPHS; i++)
+        queued_free(&c[i].queued, f);
     fake_stream_destroy(f, stream);
     close_clean(model, gpu, f);
     model_free(m);
@@ -170,10 +149,10 @@ Test(gpu_capture, of_some_experts)
 
     cr_assert_eq(numoe_gpu_model_create(gpu, &source, &options, &model, NULL), 0);
     cr_assert_eq(fake_stream_create(f, &stream), 0);
-    cr_assert_eq(fake_host_allocate(f, 4 * PART, (void **)&c.host), 0);
-    cr_assert_eq(fake_allocate(f, 5 * PART, (void **)&c.memory), 0);
+    queued_make(&c.queued, f);
     c.tokens = 1;
-    call = call_of(&c, false);
+    captured_draw(&c);
+    call = queued_call(&c.queued);
     for (int i = 0; i < 3; i++)
         call_on_host(m, model, 0);
     cr_expect_eq(numoe_gpu_hold(model, 0, NULL, 0, &error), -ENOMEM);
@@ -207,20 +186,15 @@ Test(gpu_capture, of_some_experts)
     cr_expect_eq(c.graph.count, 1);
     for (int round = 0; round < 30; round++) {
         /* an expert that is not held is skipped, as one that is elsewhere */
-        batch_make(&c.batch);
-        c.batch.call.tokens = 1;
-        c.batch.call.add = false;
-        memcpy(c.host, c.batch.x, sizeof c.batch.x);
-        memcpy(c.host + PART, c.batch.ids, sizeof c.batch.ids);
-        memcpy(c.host + 2 * PART, c.batch.routing, sizeof c.batch.routing);
+        captured_draw(&c);
+        queued_send(&c.queued, f, stream);
         for (int j = 0; j < TOP_K; j++)
-            if (c.batch.ids[0][j] % 2)
-                c.batch.ids[0][j] = -1;
-        fake_copy_in(f, stream, c.memory, c.host, 3 * PART);
+            if (c.queued.batch.ids[0][j] % 2)
+                c.queued.batch.ids[0][j] = -1;
         cr_assert_eq(fake_graph_launch(f, stream, &c.graph), 0);
-        fake_copy_out(f, stream, c.host + 3 * PART, c.memory + 3 * PART, PART);
+        queued_fetch(&c.queued, f, stream);
         cr_assert_eq(fake_stream_sync(f, stream), 0);
-        cr_expect(rows_right(m, 0, &c.batch, c.host + 3 * PART), "round %d", round);
+        cr_expect(queued_right(m, 0, &c.queued), "round %d", round);
         call_on_host(m, model, 0); /* all experts, those not held through the window */
     }
     /* weights of a graph do not change under it, nor do old ones go into a new one */
@@ -237,8 +211,7 @@ Test(gpu_capture, of_some_experts)
     }
     numoe_gpu_release(model, 0);
     call_on_host(m, model, 0);
-    fake_release(f, c.memory);
-    fake_host_release(f, c.host);
+    queued_free(&c.queued, f);
     fake_stream_destroy(f, stream);
     close_clean(model, gpu, f);
     model_free(m);

@@ -1,7 +1,7 @@
 /* Calls on streams of the caller's, one behind the other without waiting for any. */
-#include "small_model.h"
+#include "queued_batch.h"
 
-enum { CALLS = 4 * LAYERS, PART = 4096 };
+enum { CALLS = 4 * LAYERS };
 
 static const void *watched; /* a stream of the caller's, while a call is queued on it */
 static uint64_t waits;
@@ -26,49 +26,29 @@ static void run_seed(uint64_t seed)
                                                     .keep_free_bytes = 4 << 20};
     struct numoe_gpu_model *model;
     struct numoe_error error = NUMOE_ERROR_INIT;
-    static struct batch b[CALLS];
-    uint8_t *memory[CALLS], *host = NULL;
+    static struct queued b[CALLS];
     void *streams[2];
 
     ops.stream_sync = sync_watched;
     gpu->ops = &ops;
     cr_assert_eq(numoe_gpu_model_create(gpu, &source, &options, &model, NULL), 0);
-    cr_assert_eq(fake_host_allocate(f, CALLS * 4 * PART, (void **)&host), 0);
     for (int i = 0; i < 2; i++)
         cr_assert_eq(fake_stream_create(f, &streams[i]), 0);
     for (uint64_t i = 0; i < CALLS; i++) {
-        uint8_t *at = host + i * 4 * PART;
         void *stream = streams[seed % 3 ? random_u64() % 2 : 0];
         struct numoe_gpu_device_call call;
 
-        batch_make(&b[i]);
-        cr_assert_eq(fake_allocate(f, 5 * PART, (void **)&memory[i]), 0);
-        memcpy(at, b[i].x, sizeof b[i].x);
-        memcpy(at + PART, b[i].ids, sizeof b[i].ids);
-        memcpy(at + 2 * PART, b[i].routing, sizeof b[i].routing);
-        memcpy(at + 3 * PART, b[i].out, sizeof b[i].out);
-        fake_copy_in(f, stream, memory[i], at, 4 * PART);
-        call = (struct numoe_gpu_device_call){
-            .tokens = b[i].call.tokens,
-            .top_k = TOP_K,
-            .x = memory[i],
-            .x_type = NUMOE_F32,
-            .x_stride = HIDDEN,
-            .ids = (const int32_t *)(const void *)(memory[i] + PART),
-            .routing = (const float *)(const void *)(memory[i] + 2 * PART),
-            .out = (float *)(void *)(memory[i] + 3 * PART),
-            .out_stride = HIDDEN + GAP,
-            .add = b[i].call.add,
-            .scale = 1.5f,
-            .workspace = memory[i] + 4 * PART,
-            .workspace_bytes = PART,
-        };
+        batch_make(&b[i].batch);
+        queued_make(&b[i], f);
+        queued_send(&b[i], f, stream);
+        call = queued_call(&b[i]);
         watched = stream;
         cr_assert_eq(numoe_gpu_enqueue(model, i % LAYERS, &call,
-                                       random_u64() % 3 ? &b[i].ids[0][0] : NULL, stream, &error),
+                                       random_u64() % 3 ? &b[i].batch.ids[0][0] : NULL, stream,
+                                       &error),
                      0, "%s", error.message);
         watched = NULL;
-        fake_copy_out(f, stream, at + 3 * PART, memory[i] + 3 * PART, PART);
+        queued_fetch(&b[i], f, stream);
         if (random_u64() % 2)
             cr_assert_eq(numoe_gpu_prefetch(model, (i + 1) % LAYERS, NULL, 0, NULL), 0);
         call.workspace_bytes = 1;
@@ -78,13 +58,11 @@ static void run_seed(uint64_t seed)
     for (int i = 0; i < 2; i++)
         cr_assert_eq(fake_stream_sync(f, streams[i]), 0);
     for (uint64_t i = 0; i < CALLS; i++) {
-        cr_expect(rows_right(m, i % LAYERS, &b[i], host + i * 4 * PART + 3 * PART),
-                  "seed %d, call %d", (int)seed, (int)i);
-        fake_release(f, memory[i]);
+        cr_expect(queued_right(m, i % LAYERS, &b[i]), "seed %d, call %d", (int)seed, (int)i);
+        queued_free(&b[i], f);
     }
     for (int i = 0; i < 2; i++)
         fake_stream_destroy(f, streams[i]);
-    fake_host_release(f, host);
     close_clean(model, gpu, f);
     model_free(m);
 }

@@ -2,7 +2,7 @@
  * Calls that end early, that are as odd as calls may be, or that find no memory: nothing is lost
  * that was already done, and what comes after is right.
  */
-#include "small_model.h"
+#include "queued_batch.h"
 
 #if defined(__SANITIZE_ADDRESS__)
 #define SANITIZED 1
@@ -130,44 +130,25 @@ Test(gpu_odd_calls, destroying_waits_for_the_callers_stream)
         struct fake *f = fake_make(5); /* nothing happens unless it is waited for */
         struct numoe_gpu *gpu = wrap(f);
         struct numoe_gpu_model *model;
-        static struct batch b;
-        uint8_t *memory = NULL, *host = NULL;
+        static struct queued q;
+        struct numoe_gpu_device_call call;
         void *stream = NULL;
-        enum { PART = 4096 };
 
         cr_assert_eq(numoe_gpu_model_create(gpu, &source, &options, &model, NULL), 0);
         cr_assert_eq(fake_stream_create(f, &stream), 0);
-        cr_assert_eq(fake_allocate(f, 5 * PART, (void **)&memory), 0);
-        cr_assert_eq(fake_host_allocate(f, 4 * PART, (void **)&host), 0);
-        batch_make(&b);
-        b.call.add = false;
-        memcpy(host, b.x, sizeof b.x);
-        memcpy(host + PART, b.ids, sizeof b.ids);
-        memcpy(host + 2 * PART, b.routing, sizeof b.routing);
-        fake_copy_in(f, stream, memory, host, 3 * PART);
-        const struct numoe_gpu_device_call call = {
-            .tokens = b.call.tokens,
-            .top_k = TOP_K,
-            .x = memory,
-            .x_type = NUMOE_F32,
-            .x_stride = HIDDEN,
-            .ids = (const int32_t *)(const void *)(memory + PART),
-            .routing = (const float *)(const void *)(memory + 2 * PART),
-            .out = (float *)(void *)(memory + 3 * PART),
-            .out_stride = HIDDEN + GAP,
-            .scale = 1.5f,
-            .workspace = memory + 4 * PART,
-            .workspace_bytes = PART,
-        };
+        batch_make(&q.batch);
+        q.batch.call.add = false;
+        queued_make(&q, f);
+        queued_send(&q, f, stream);
+        call = queued_call(&q);
         for (int again = 0; again <= stays; again++)
             cr_assert_eq(numoe_gpu_enqueue(model, 0, &call, NULL, stream, NULL), 0);
-        fake_copy_out(f, stream, host + 3 * PART, memory + 3 * PART, PART);
+        queued_fetch(&q, f, stream);
         numoe_gpu_model_destroy(model);
         cr_assert_eq(fake_stream_sync(f, stream), 0);
         cr_expect_eq(f->wrong, 0, "%s", f->text);
-        cr_expect(rows_right(m, 0, &b, host + 3 * PART));
-        fake_release(f, memory);
-        fake_host_release(f, host);
+        cr_expect(queued_right(m, 0, &q));
+        queued_free(&q, f);
         fake_stream_destroy(f, stream);
         expect_clean(f);
         numoe_gpu_close(gpu);

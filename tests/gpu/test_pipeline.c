@@ -3,7 +3,7 @@
  */
 #include <time.h>
 
-#include "small_model.h"
+#include "queued_batch.h"
 
 /* Many layers in turn, with jumps, changed weights, every way of copying; all results are right. */
 static void run_seed(uint64_t seed)
@@ -71,66 +71,59 @@ static void run_ahead(uint64_t seed)
                                                     .no_pinning = seed % 2,
                                                     .keep_free_bytes = 1 << 20};
     struct numoe_gpu_model *model;
-    static struct batch b[CALLS];
-    uint8_t *memory[CALLS], *host = NULL;
-    const uint64_t part = 4096;
+    static struct queued b[CALLS];
 
     cr_assert_eq(numoe_gpu_model_create(gpu, &source, &options, &model, NULL), 0);
-    cr_assert_eq(fake_host_allocate(f, CALLS * 4 * part, (void **)&host), 0);
     for (uint64_t i = 0; i < CALLS; i++) {
         const uint64_t layer = i % LAYERS;
-        uint8_t *at = host + i * 4 * part;
         struct gpu_stream *stream = &model->stream;
         struct numoe_cuda_ffn ffn = {0};
         uint32_t need[EXPERTS] = {0};
+        struct numoe_gpu_device_call call;
         struct gpu_part gone;
         int parts = 0;
 
-        batch_make(&b[i]);
-        b[i].call.add = false;
-        cr_assert_eq(fake_allocate(f, 5 * part, (void **)&memory[i]), 0);
-        memcpy(at, b[i].x, sizeof b[i].x);
-        memcpy(at + part, b[i].ids, sizeof b[i].ids);
-        memcpy(at + 2 * part, b[i].routing, sizeof b[i].routing);
-        fake_copy_in(f, stream->compute, memory[i], at, 3 * part);
-        for (uint64_t t = 0; t < b[i].call.tokens; t++)
+        batch_make(&b[i].batch);
+        b[i].batch.call.add = false;
+        queued_make(&b[i], f);
+        queued_send(&b[i], f, stream->compute);
+        call = queued_call(&b[i]);
+        for (uint64_t t = 0; t < call.tokens; t++)
             for (int j = 0; j < TOP_K; j++)
-                if (b[i].ids[t][j] >= 0)
-                    need[b[i].ids[t][j]]++;
-        cr_assert_eq(gpu_stream_begin(stream, layer, need, NULL, b[i].call.tokens, NULL), 0);
+                if (b[i].batch.ids[t][j] >= 0)
+                    need[b[i].batch.ids[t][j]]++;
+        cr_assert_eq(gpu_stream_begin(stream, layer, need, NULL, call.tokens, NULL), 0);
         for (;;) {
             cr_assert_eq(gpu_stream_next(stream, stream->compute, &gone, NULL), 0);
             if (!gone.slice_at)
                 break;
             gpu_model_ffn(model, &gone, &ffn);
-            ffn.tokens = (uint32_t)b[i].call.tokens;
+            ffn.tokens = (uint32_t)call.tokens;
             ffn.top_k = TOP_K;
-            ffn.x = memory[i];
-            ffn.x_type = NUMOE_F32;
+            ffn.x = call.x;
+            ffn.x_type = call.x_type;
             ffn.x_stride = HIDDEN;
-            ffn.ids = memory[i] + part;
-            ffn.routing = (const float *)(const void *)(memory[i] + 2 * part);
-            ffn.out = memory[i] + 3 * part;
+            ffn.ids = call.ids;
+            ffn.routing = call.routing;
+            ffn.out = call.out;
             ffn.out_type = NUMOE_F32;
             ffn.out_stride = HIDDEN + GAP;
             ffn.scale = 1.5f;
-            ffn.workspace = memory[i] + 4 * part;
+            ffn.workspace = call.workspace;
             ffn.add = parts++ > 0;
             fake_launch(f, stream->compute, &ffn);
             cr_assert_eq(gpu_stream_done(stream, stream->compute, &gone, NULL), 0);
         }
         cr_assert_gt(parts, 0);
         gpu_stream_end(stream, stream->compute);
-        fake_copy_out(f, stream->compute, at + 3 * part, memory[i] + 3 * part, part);
+        queued_fetch(&b[i], f, stream->compute);
         cr_assert_eq(gpu_stream_prefetch(stream, (layer + 1) % LAYERS, NULL, NULL), 0);
     }
     cr_assert_eq(fake_stream_sync(f, model->stream.compute), 0);
     for (uint64_t i = 0; i < CALLS; i++) {
-        cr_expect(rows_right(m, i % LAYERS, &b[i], host + i * 4 * part + 3 * part),
-                  "seed %d, call %d", (int)seed, (int)i);
-        fake_release(f, memory[i]);
+        cr_expect(queued_right(m, i % LAYERS, &b[i]), "seed %d, call %d", (int)seed, (int)i);
+        queued_free(&b[i], f);
     }
-    fake_host_release(f, host);
     close_clean(model, gpu, f);
     model_free(m);
 }

@@ -93,8 +93,8 @@ static inline const struct numoe_prediction *predict(struct outlook *o)
     return o->prediction;
 }
 
-static inline const struct numoe_prediction_cell *
-cell_of(const struct numoe_prediction *prediction, enum numoe_way way, uint32_t tokens)
+static inline const struct numoe_prediction_cell *cell_of(const struct numoe_prediction *prediction,
+                                                          enum numoe_way way, uint32_t tokens)
 {
     for (uint32_t i = 0; i < prediction->cell_count; i++)
         if (prediction->cells[i].way == way && prediction->cells[i].tokens == tokens)

@@ -122,7 +122,8 @@ Test(predict_gpu, those_without_code_are_said, .timeout = 30)
         with_gpus(&o, &gpu, 1);
         predict(&o);
         cr_expect_float_eq(o.prediction->gpus[0].tflops, cases[i].tflops, 1e-9);
-        cr_expect_eq(has_note(o.prediction->notes, o.prediction->note_count, "no code"), cases[i].old);
+        cr_expect_eq(has_note(o.prediction->notes, o.prediction->note_count, "no code"),
+                     cases[i].old);
     }
     outlook_free(&o);
 }
