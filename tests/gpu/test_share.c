@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "../support/models.h"
+#include "../support/sanitized.h"
 #include "context.h"
 #include "fake_device.h"
 #include "gpu_model.h"
@@ -466,15 +467,7 @@ Test(gpu_share, the_workers_finish_what_a_lost_device_began, .timeout = 120)
     fail_in_calls(700);
 }
 
-#if defined(__SANITIZE_ADDRESS__)
-#define SANITIZED 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer)
-#define SANITIZED 1
-#endif
-#endif
-
-#ifndef SANITIZED
+#if !SANITIZED
 /* No memory can be mapped by this thread: workers have what they need, or fail. */
 static _Thread_local bool no_maps;
 

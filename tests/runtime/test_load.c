@@ -6,6 +6,7 @@
 #include "synth.h"
 
 #include "loader_files.h"
+#include "support/sanitized.h"
 
 #include <linux/capability.h>
 #include <linux/filter.h>
@@ -415,17 +416,6 @@ static struct held held_now(void)
     return held;
 }
 
-#if defined(__SANITIZE_ADDRESS__)
-#define KEEPS_WHAT_IS_FREED 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define KEEPS_WHAT_IS_FREED 1
-#endif
-#endif
-#ifndef KEEPS_WHAT_IS_FREED
-#define KEEPS_WHAT_IS_FREED 0
-#endif
-
 /* Everything is given back: 3 MiB of weights, buffers of 1.6 MiB and a context, 200 times. */
 Test(load, two_hundred_times_leave_nothing, .timeout = 120)
 {
@@ -453,7 +443,7 @@ Test(load, two_hundred_times_leave_nothing, .timeout = 120)
     }
     after = held_now();
     cr_expect_eq(files_open_now(), files);
-    if (!KEEPS_WHAT_IS_FREED) {
+    if (!SANITIZED) {
         cr_expect_leq(after.resident_kib, before.resident_kib + 1024, "%llu KiB, before %llu",
                       (unsigned long long)after.resident_kib,
                       (unsigned long long)before.resident_kib);

@@ -3,6 +3,7 @@
 #include "synth.h"
 
 #include "loader_files.h"
+#include "support/sanitized.h"
 
 #include <time.h>
 
@@ -16,14 +17,7 @@ static double cpu_seconds(void)
 }
 
 /* A build with sanitizers or without optimisation has no limit. */
-#ifdef __SANITIZE_ADDRESS__
-#define SLOW
-#elif defined __has_feature
-#if __has_feature(address_sanitizer)
-#define SLOW
-#endif
-#endif
-#if defined SLOW || !defined __OPTIMIZE__
+#if SANITIZED || !defined __OPTIMIZE__
 static const double limit = 1e9;
 #else
 static const double limit = 6; /* 1.6 when nobody else is at work */

@@ -13,20 +13,13 @@
 #include "model.h"
 #include "numoe.h"
 #include "support/fixture.h"
-
-#if defined(__SANITIZE_ADDRESS__)
-#define SANITIZED 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer)
-#define SANITIZED 1
-#endif
-#endif
+#include "support/sanitized.h"
 
 /* How often the process asked for memory; its own allocators are counted where no sanitizer has
  * taken their place. */
 static atomic_uint asked;
 
-#ifndef SANITIZED
+#if !SANITIZED
 void *__libc_malloc(size_t size);
 void *__libc_calloc(size_t count, size_t size);
 void *__libc_realloc(void *p, size_t size);
@@ -92,7 +85,7 @@ static uint64_t workspace(const struct fixture *f)
 /* Page faults so far; 0 with a sanitizer, whose shadow of stacks has more of them. */
 static long faults(void)
 {
-#ifdef SANITIZED
+#if SANITIZED
     return 0;
 #else
     struct rusage usage;

@@ -14,19 +14,9 @@
 
 #include "cli_soak.h"
 #include "soak.h"
+#include "support/sanitized.h"
 
 #define MANY_NODES "pack:2 l3:16 [numa(memory=16GB)] core:4 pu:2"
-
-#if defined(__SANITIZE_ADDRESS__)
-#define UNDER_ASAN 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer)
-#define UNDER_ASAN 1
-#endif
-#endif
-#ifndef UNDER_ASAN
-#define UNDER_ASAN 0
-#endif
 
 static struct numoe_soak_options walk_of(uint64_t seed, uint64_t steps)
 {
@@ -341,14 +331,14 @@ Test(soak_wrong, threads_that_stay_are_found, .timeout = 120)
 
 Test(soak_wrong, mappings_that_stay_are_found, .timeout = 120)
 {
-    if (UNDER_ASAN)
+    if (SANITIZED)
         cr_skip_test("AddressSanitizer keeps mappings of its own");
     check_leak("mappings");
 }
 
 Test(soak_wrong, memory_that_stays_is_found, .timeout = 120)
 {
-    if (UNDER_ASAN)
+    if (SANITIZED)
         cr_skip_test("AddressSanitizer keeps freed memory");
     check_leak("anonymous memory");
 }
