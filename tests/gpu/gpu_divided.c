@@ -15,6 +15,7 @@ enum { REGIONS = 32, ABSENT = 5, LAYERS = 3, EXPERTS = 12, SLICES = 40, HIDDEN =
 enum { INTERMEDIATE = 32 * SLICES, TOKENS_MOST = 300 };
 
 #include "regions.h"
+#include "rows_call.h"
 
 /* ---- experts over arenas --------------------------------------------------------------------- */
 
@@ -95,22 +96,13 @@ static int32_t ids[TOKENS_MOST * TOP_K];
 
 static bool call(struct numoe_gpu_model *model, uint64_t layer, uint64_t tokens, bool add)
 {
-    const struct numoe_gpu_call call = {.tokens = tokens,
-                                        .top_k = TOP_K,
-                                        .x = x,
-                                        .x_type = NUMOE_F32,
-                                        .x_stride = HIDDEN,
-                                        .ids = ids,
-                                        .routing = routing,
-                                        .out = out,
-                                        .out_type = NUMOE_F32,
-                                        .out_stride = HIDDEN,
-                                        .add = add,
-                                        .scale = 0.5f};
+    struct numoe_gpu_call call = rows_call(tokens, HIDDEN, TOP_K, x, ids, routing, out);
     struct numoe_error error = NUMOE_ERROR_INIT;
     uint64_t done = 0;
     double worst = 0;
 
+    call.add = add;
+    call.scale = 0.5f;
     for (uint64_t i = 0; i < tokens * HIDDEN; i++) {
         x[i] = round_to_bf16(random_normal());
         before[i] = random_normal();

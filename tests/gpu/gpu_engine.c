@@ -15,6 +15,7 @@ enum { LAYERS = 3, EXPERTS = 24, HIDDEN = 256, INTERMEDIATE = 224, SLICES = INTE
 enum { TOP_K = 4, REGIONS = 2, ABSENT = 5, TOKENS_MOST = 200, TESTS = 10 };
 
 #include "regions.h"
+#include "rows_call.h"
 
 /* Experts over two regions, cut at another place for each. */
 static struct numoe_slice_shape shape;
@@ -505,10 +506,12 @@ static void traced(struct numoe_gpu *gpu, bool small)
     struct numoe_gpu_report report;
     static float x[8 * HIDDEN], out[8 * HIDDEN], routing[8 * TOP_K];
     static int32_t ids[8 * TOP_K];
+    struct numoe_gpu_call call = rows_call(8, HIDDEN, TOP_K, x, ids, routing, out);
     uint64_t done, began;
 
     if (!model)
         return;
+    call.ahead = NUMOE_GPU_NO_AHEAD;
     for (int i = 0; i < 8 * TOP_K; i++) {
         ids[i] = i % EXPERTS;
         routing[i] = 0.25f;
@@ -516,18 +519,6 @@ static void traced(struct numoe_gpu *gpu, bool small)
     expect(!numoe_gpu_trace(model, tell, &told, &error), "trace: %s", error.message);
     began = numoe_now_ns();
     for (int i = 0; i < (small ? LAYERS : 30); i++) {
-        const struct numoe_gpu_call call = {.tokens = 8,
-                                            .top_k = TOP_K,
-                                            .x = x,
-                                            .x_type = NUMOE_F32,
-                                            .x_stride = HIDDEN,
-                                            .ids = ids,
-                                            .routing = routing,
-                                            .out = out,
-                                            .out_type = NUMOE_F32,
-                                            .out_stride = HIDDEN,
-                                            .scale = 1,
-                                            .ahead = NUMOE_GPU_NO_AHEAD};
         expect(!numoe_gpu_forward(model, (uint64_t)i % LAYERS, &call, &done, &error), "call: %s",
                error.message);
     }

@@ -238,6 +238,19 @@ static inline struct numoe_gpu *wrap(struct fake *f)
     return gpu;
 }
 
+/* A model on a device that refuses nothing. */
+static inline struct numoe_gpu_model *model_on(struct numoe_gpu *gpu, struct model *m,
+                                               const struct numoe_gpu_model_options *options)
+{
+    const struct numoe_gpu_source source = source_of(m);
+    struct numoe_error error = NUMOE_ERROR_INIT;
+    struct numoe_gpu_model *model = NULL;
+
+    cr_assert_eq(numoe_gpu_model_create(gpu, &source, options, &model, &error), 0, "%s",
+                 error.message);
+    return model;
+}
+
 static inline void expect_clean(struct fake *f)
 {
     uint32_t streams = 0;

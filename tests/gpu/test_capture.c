@@ -47,7 +47,6 @@ static void run_seed(uint64_t seed)
     struct model *m = model_make(LAYERS, seed % 2);
     struct fake *f = fake_make(seed);
     struct numoe_gpu *gpu = wrap(f);
-    const struct numoe_gpu_source source = source_of(m);
     const uint64_t expert = SLICES * m->shape.bytes;
     /* room for two layers and some, or for all: cells of layers that are not held come and go */
     const struct numoe_gpu_model_options options = {.window_bytes = 4 * expert,
@@ -55,13 +54,12 @@ static void run_seed(uint64_t seed)
                                                         seed % 3 ? 0 : LAYERS * EXPERTS * expert,
                                                     .piece_bytes = 1,
                                                     .keep_free_bytes = 4 << 20};
-    struct numoe_gpu_model *model;
+    struct numoe_gpu_model *model = model_on(gpu, m, &options);
     struct numoe_error error = NUMOE_ERROR_INIT;
     static struct captured c[GRAPHS];
     struct numoe_gpu_device_call call;
     void *stream = NULL;
 
-    cr_assert_eq(numoe_gpu_model_create(gpu, &source, &options, &model, NULL), 0);
     cr_assert_eq(fake_stream_create(f, &stream), 0);
     call_on_host(m, model, 1);
     for (int i = 0; i < GRAPHS; i++) {
@@ -132,13 +130,12 @@ Test(gpu_capture, of_some_experts)
     struct model *m = model_make(LAYERS, false);
     struct fake *f = fake_make(3);
     struct numoe_gpu *gpu = wrap(f);
-    const struct numoe_gpu_source source = source_of(m);
     const uint64_t expert = SLICES * m->shape.bytes;
     const struct numoe_gpu_model_options options = {.window_bytes = 4 * expert,
                                                     .cache_bytes = LAYERS * 3 * expert,
                                                     .piece_bytes = 1,
                                                     .keep_free_bytes = 4 << 20};
-    struct numoe_gpu_model *model;
+    struct numoe_gpu_model *model = model_on(gpu, m, &options);
     struct numoe_error error = NUMOE_ERROR_INIT;
     static struct captured c;
     struct numoe_gpu_device_call call;
@@ -147,7 +144,6 @@ Test(gpu_capture, of_some_experts)
     void *stream = NULL;
     uint64_t done;
 
-    cr_assert_eq(numoe_gpu_model_create(gpu, &source, &options, &model, NULL), 0);
     cr_assert_eq(fake_stream_create(f, &stream), 0);
     queued_make(&c.queued, f);
     c.tokens = 1;
@@ -226,13 +222,11 @@ Test(gpu_capture, holding_survives_failures, .timeout = 120)
     for (uint64_t at = 0; more; at++) {
         struct fake *f = fake_make(1 + at % 5);
         struct numoe_gpu *gpu = wrap(f);
-        const struct numoe_gpu_source source = source_of(m);
         const struct numoe_gpu_model_options options = {.piece_bytes = 1,
                                                         .keep_free_bytes = 4 << 20};
-        struct numoe_gpu_model *model;
+        struct numoe_gpu_model *model = model_on(gpu, m, &options);
         int rc;
 
-        cr_assert_eq(numoe_gpu_model_create(gpu, &source, &options, &model, NULL), 0);
         f->fail_at = f->calls + at;
         f->fail_code = 1;
         rc = numoe_gpu_hold(model, 3, NULL, 0, NULL);

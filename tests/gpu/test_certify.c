@@ -1089,7 +1089,6 @@ Test(gpu_certify, a_wrong_form_is_not_used_and_the_others_are, .timeout = 60)
         struct model *m = model_make(LAYERS, false);
         struct fake *f = fake_make(2);
         struct numoe_gpu *gpu = open_fake(f, &ops, "Fake");
-        const struct numoe_gpu_source source = source_of(m);
         const struct numoe_gpu_model_options options = {.keep_free_bytes = 4 << 20};
         struct numoe_gpu_model *model;
         double rel_l2;
@@ -1109,7 +1108,7 @@ Test(gpu_certify, a_wrong_form_is_not_used_and_the_others_are, .timeout = 60)
             const uint32_t form = gpu_choose_form(gpu, &ffn);
             cr_expect(form && form != crooked_form, "%u tokens: %u", ffn.tokens, form);
         }
-        cr_assert_eq(numoe_gpu_model_create(gpu, &source, &options, &model, NULL), 0);
+        model = model_on(gpu, m, &options);
         for (uint64_t layer = 0; layer < LAYERS; layer++) {
             struct batch b;
             uint64_t done;

@@ -18,7 +18,6 @@ static void run_seed(uint64_t seed)
     struct fake *f = fake_make(seed);
     struct numoe_gpu *gpu = wrap(f);
     struct gpu_ops ops = fake_ops;
-    const struct numoe_gpu_source source = source_of(m);
     const struct numoe_gpu_model_options options = {.window_bytes = 20000 + seed % 3 * 30000,
                                                     .stream = seed % 5 == 0,
                                                     .cache_bytes = 1 + seed % 4 * 20000,
@@ -31,7 +30,7 @@ static void run_seed(uint64_t seed)
 
     ops.stream_sync = sync_watched;
     gpu->ops = &ops;
-    cr_assert_eq(numoe_gpu_model_create(gpu, &source, &options, &model, NULL), 0);
+    model = model_on(gpu, m, &options);
     for (int i = 0; i < 2; i++)
         cr_assert_eq(fake_stream_create(f, &streams[i]), 0);
     for (uint64_t i = 0; i < CALLS; i++) {
@@ -82,17 +81,15 @@ Test(gpu_engine, pieces_for_kernels_of_others)
     for (uint64_t seed = 1; seed <= 20; seed++) {
         struct fake *f = fake_make(seed);
         struct numoe_gpu *gpu = wrap(f);
-        const struct numoe_gpu_source source = source_of(m);
         const struct numoe_gpu_model_options options = {.window_bytes = 14000,
                                                         .stream = seed % 2,
                                                         .piece_bytes = 1,
                                                         .keep_free_bytes = 4 << 20};
-        struct numoe_gpu_model *model;
+        struct numoe_gpu_model *model = model_on(gpu, m, &options);
         struct numoe_gpu_piece held[EXPERTS + 1], piece;
         uint32_t pieces = 0, given = 0, full = 0;
         void *stream = NULL;
 
-        cr_assert_eq(numoe_gpu_model_create(gpu, &source, &options, &model, NULL), 0);
         cr_assert_eq(fake_stream_create(f, &stream), 0);
         cr_expect_eq(numoe_gpu_piece_next(model, stream, &piece, NULL), -EINVAL);
         cr_assert_eq(numoe_gpu_pieces_begin(model, 1, NULL, 0, 0, NULL), 0);
@@ -142,13 +139,11 @@ Test(gpu_engine, pieces_wait_for_the_end_of_a_call)
     struct model *m = model_make(LAYERS, false);
     struct fake *f = fake_make(3);
     struct numoe_gpu *gpu = wrap(f);
-    const struct numoe_gpu_source source = source_of(m);
     const struct numoe_gpu_model_options options = {.keep_free_bytes = 4 << 20};
-    struct numoe_gpu_model *model;
+    struct numoe_gpu_model *model = model_on(gpu, m, &options);
     static struct batch b;
     uint64_t tokens, done;
 
-    cr_assert_eq(numoe_gpu_model_create(gpu, &source, &options, &model, NULL), 0);
     batch_make(&b);
     cr_assert_eq(numoe_gpu_start(model, 1, &b.call, 0, &tokens, NULL), 0);
     cr_expect(!model->stream.in_call);
@@ -168,12 +163,10 @@ Test(gpu_engine, memory_that_is_not_pinned_is_refused)
     struct model *m = model_make(LAYERS, false);
     struct fake *f = fake_make(1);
     struct numoe_gpu *gpu = wrap(f);
-    const struct numoe_gpu_source source = source_of(m);
     const struct numoe_gpu_model_options options = {
         .no_pinning = true, .ring_bytes = 16384, .keep_free_bytes = 4 << 20};
-    struct numoe_gpu_model *model;
+    struct numoe_gpu_model *model = model_on(gpu, m, &options);
 
-    cr_assert_eq(numoe_gpu_model_create(gpu, &source, &options, &model, NULL), 0);
     cr_expect_eq(numoe_gpu_pieces_begin(model, 0, NULL, 0, 0, NULL), -ENOTSUP);
     cr_expect_eq(numoe_gpu_pieces_begin(model, LAYERS, NULL, 0, 0, NULL), -EINVAL);
     close_clean(model, gpu, f);

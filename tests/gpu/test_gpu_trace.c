@@ -30,7 +30,6 @@ static uint64_t run_seed(uint64_t seed)
     struct model *m = model_make(LAYERS, seed % 2);
     struct fake *f = fake_make(seed);
     struct numoe_gpu *gpu = wrap(f);
-    const struct numoe_gpu_source source = source_of(m);
     const struct numoe_gpu_model_options options = {.window_bytes = 30000,
                                                     .cache_bytes = 1 + seed % 3 * 40000,
                                                     .piece_bytes = 1,
@@ -42,7 +41,7 @@ static uint64_t run_seed(uint64_t seed)
     uint32_t computed = 0;
 
     told.count = 0;
-    cr_assert_eq(numoe_gpu_model_create(gpu, &source, &options, &model, NULL), 0);
+    model = model_on(gpu, m, &options);
     cr_assert_eq(numoe_gpu_trace(model, tell, &told, NULL), 0);
     cr_expect_eq(numoe_gpu_trace(model, tell, &told, NULL), -EBUSY);
     for (uint64_t i = 0; i < 200; i++) {
@@ -102,7 +101,6 @@ Test(gpu_trace, failures_cost_no_call, .timeout = 120)
     for (uint64_t at = 0; at < 600; at += 7) {
         struct fake *f = fake_make(1 + at % 5);
         struct numoe_gpu *gpu = wrap(f);
-        const struct numoe_gpu_source source = source_of(m);
         const struct numoe_gpu_model_options options = {.piece_bytes = 1,
                                                         .keep_free_bytes = 4 << 20};
         struct numoe_gpu_model *model;
@@ -110,7 +108,7 @@ Test(gpu_trace, failures_cost_no_call, .timeout = 120)
         uint64_t done;
 
         told.count = 0;
-        cr_assert_eq(numoe_gpu_model_create(gpu, &source, &options, &model, NULL), 0);
+        model = model_on(gpu, m, &options);
         f->fail_at = f->calls + at;
         f->fail_code = 1;
         if (numoe_gpu_trace(model, tell, &told, NULL) == 0)

@@ -20,20 +20,18 @@ static void run_seed(uint64_t seed)
     struct model *m = model_make(LAYERS, false);
     struct fake *f = fake_make(seed);
     struct numoe_gpu *gpu = wrap(f);
-    const struct numoe_gpu_source source = source_of(m);
     const uint64_t expert = SLICES * m->shape.bytes;
     const struct numoe_gpu_model_options options = {.window_bytes = 3 * expert,
                                                     .cache_bytes = 1 + seed % 3 * 4 * expert,
                                                     .piece_bytes = 1,
                                                     .keep_free_bytes = 4 << 20};
     const bool interleaved = seed % 2;
-    struct numoe_gpu_model *model;
+    struct numoe_gpu_model *model = model_on(gpu, m, &options);
     struct numoe_marlin_sizes sizes;
     struct numoe_marlin to = {NULL}, want;
     int32_t slots[EXPERTS], *slot_of = NULL;
     void *stream = NULL;
 
-    cr_assert_eq(numoe_gpu_model_create(gpu, &source, &options, &model, NULL), 0);
     cr_assert_eq(numoe_marlin_sizes(&m->shape, SLICES, &sizes), 0);
     cr_assert_eq(fake_stream_create(f, &stream), 0);
     cr_assert_eq(fake_allocate(f, EXPERTS * 4 * sizes.gate_up_words, (void **)&to.gate_up), 0);
@@ -117,7 +115,6 @@ Test(gpu_marlin, other_bits_are_refused)
     struct model *m = model_make(LAYERS, false);
     struct fake *f = fake_make(2);
     const struct numoe_gpu_properties p = {.name = "Fake", .os_node = NUMOE_NONE};
-    const struct numoe_gpu_source source = source_of(m);
     const struct numoe_gpu_model_options options = {.keep_free_bytes = 4 << 20};
     struct numoe_error error = NUMOE_ERROR_INIT;
     struct numoe_gpu_finding found;
@@ -132,7 +129,7 @@ Test(gpu_marlin, other_bits_are_refused)
     cr_assert_eq(gpu_wrap(&ops, f, &p, NULL, &gpu), 0);
     cr_assert_eq(numoe_gpu_certify_marlin(gpu, &found, NULL), 0);
     cr_expect(!found.ok && strstr(found.text, "other bits"), "%s", found.text);
-    cr_assert_eq(numoe_gpu_model_create(gpu, &source, &options, &model, NULL), 0);
+    model = model_on(gpu, m, &options);
     cr_assert_eq(fake_stream_create(f, &stream), 0);
     cr_assert_eq(numoe_gpu_pieces_begin(model, 0, NULL, 0, 0, NULL), 0);
     cr_assert_eq(numoe_gpu_piece_next(model, stream, &piece, NULL), 0);
@@ -215,7 +212,6 @@ Test(gpu_marlin, a_captured_stream_is_refused)
     struct model *m = model_make(LAYERS, false);
     struct fake *f = fake_make(2);
     const struct numoe_gpu_properties p = {.name = "Fake", .os_node = NUMOE_NONE};
-    const struct numoe_gpu_source source = source_of(m);
     const struct numoe_gpu_model_options options = {.piece_bytes = 1, .keep_free_bytes = 4 << 20};
     struct numoe_error error = NUMOE_ERROR_INIT;
     struct numoe_marlin to = {NULL};
@@ -229,7 +225,7 @@ Test(gpu_marlin, a_captured_stream_is_refused)
 
     ops.marlin = count_marlin;
     cr_assert_eq(gpu_wrap(&ops, f, &p, NULL, &gpu), 0);
-    cr_assert_eq(numoe_gpu_model_create(gpu, &source, &options, &model, NULL), 0);
+    model = model_on(gpu, m, &options);
     cr_assert_eq(numoe_marlin_sizes(&m->shape, SLICES, &sizes), 0);
     cr_assert_eq(fake_stream_create(f, &stream), 0);
     cr_assert_eq(fake_allocate(f, 4 << 20, (void **)&memory), 0);

@@ -2,20 +2,14 @@
  * Calls that end early, that are as odd as calls may be, or that find no memory: nothing is lost
  * that was already done, and what comes after is right.
  */
+#include "../support/sanitized.h"
 #include "queued_batch.h"
-
-#if defined(__SANITIZE_ADDRESS__)
-#define SANITIZED 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer)
-#define SANITIZED 1
-#endif
-#endif
+#include "rows_call.h"
 
 /* The allocation of this process that fails, counted from now on; 0: none. */
 static long fails_in;
 
-#ifndef SANITIZED
+#if !SANITIZED
 void *__libc_malloc(size_t size);
 void *__libc_calloc(size_t count, size_t size);
 void *__libc_realloc(void *p, size_t size);
@@ -68,7 +62,6 @@ Test(gpu_odd_calls, a_call_is_cancelled_or_its_model_destroyed_in_mid_flight, .t
     struct model *m = model_make(LAYERS, true);
 
     for (uint64_t seed = 0; seed < 80; seed++) {
-        const struct numoe_gpu_source source = source_of(m);
         const struct numoe_gpu_model_options options = {.cache_bytes = 1 + seed % 3 * 30000,
                                                         .window_bytes = 30000,
                                                         .piece_bytes = 1,
@@ -77,11 +70,10 @@ Test(gpu_odd_calls, a_call_is_cancelled_or_its_model_destroyed_in_mid_flight, .t
                                                         .keep_free_bytes = 4 << 20};
         struct fake *f = fake_make(seed);
         struct numoe_gpu *gpu = wrap(f);
-        struct numoe_gpu_model *model;
+        struct numoe_gpu_model *model = model_on(gpu, m, &options);
         struct numoe_error error = NUMOE_ERROR_INIT;
         uint64_t tokens = 0, done;
 
-        cr_assert_eq(numoe_gpu_model_create(gpu, &source, &options, &model, NULL), 0);
         many_stages(model, seed);
         for (uint64_t i = 0; i < 12; i++) {
             static struct batch b;
@@ -124,17 +116,15 @@ Test(gpu_odd_calls, destroying_waits_for_the_callers_stream)
     struct model *m = model_make(LAYERS, true);
 
     for (int stays = 0; stays < 2; stays++) {
-        const struct numoe_gpu_source source = source_of(m);
         const struct numoe_gpu_model_options options = {.stream = !stays,
                                                         .keep_free_bytes = 4 << 20};
         struct fake *f = fake_make(5); /* nothing happens unless it is waited for */
         struct numoe_gpu *gpu = wrap(f);
-        struct numoe_gpu_model *model;
+        struct numoe_gpu_model *model = model_on(gpu, m, &options);
         static struct queued q;
         struct numoe_gpu_device_call call;
         void *stream = NULL;
 
-        cr_assert_eq(numoe_gpu_model_create(gpu, &source, &options, &model, NULL), 0);
         cr_assert_eq(fake_stream_create(f, &stream), 0);
         batch_make(&q.batch);
         q.batch.call.add = false;
@@ -163,14 +153,12 @@ Test(gpu_odd_calls, dropped_prefetches_give_their_cells_back)
     struct model *m = model_make(LAYERS, false);
 
     for (uint64_t seed = 0; seed < 20; seed++) {
-        const struct numoe_gpu_source source = source_of(m);
         const struct numoe_gpu_model_options options = {
             .piece_bytes = 1, .ring_bytes = 16384, .no_pinning = true, .keep_free_bytes = 4 << 20};
         struct fake *f = fake_make(seed);
         struct numoe_gpu *gpu = wrap(f);
-        struct numoe_gpu_model *model;
+        struct numoe_gpu_model *model = model_on(gpu, m, &options);
 
-        cr_assert_eq(numoe_gpu_model_create(gpu, &source, &options, &model, NULL), 0);
         for (uint64_t i = 0; i < 60; i++) {
             cr_assert_eq(numoe_gpu_prefetch(model, random_u64() % LAYERS, NULL, 0, NULL), 0);
             if (i % 7 == 0)
@@ -312,7 +300,7 @@ Test(gpu_odd_calls, the_host_is_out_of_memory_at_every_step, .timeout = 60)
     struct gpu_ops ops = fake_ops;
 
     ops.event_create = ops.timer_create = event_create;
-#ifdef SANITIZED
+#if SANITIZED
     cr_skip_test("a sanitizer has taken the allocator's place");
 #endif
     for (long at = 1;; at++) {
@@ -384,24 +372,6 @@ static int host_allocate_most(void *device, uint64_t bytes, void **address)
     return fake_refuse(device, 2);
 }
 
-/* Tokens of one expert each, rows of floats side by side. */
-static struct numoe_gpu_call one_each(uint64_t tokens, const void *x, const int32_t *ids,
-                                      const float *routing, void *out)
-{
-    return (struct numoe_gpu_call){.tokens = tokens,
-                                   .top_k = 1,
-                                   .x = x,
-                                   .x_type = NUMOE_F32,
-                                   .x_stride = HIDDEN,
-                                   .ids = ids,
-                                   .routing = routing,
-                                   .out = out,
-                                   .out_type = NUMOE_F32,
-                                   .out_stride = HIDDEN,
-                                   .scale = 1.0f,
-                                   .ahead = NUMOE_GPU_NO_AHEAD};
-}
-
 /* No pinned memory for the staging of so many tokens: fewer go at a time, and no expert on the
  * device gives way to that; none for one token is an error, and costs no expert either. */
 Test(gpu_odd_calls, experts_do_not_give_way_to_staging_on_the_host, .timeout = 60)
@@ -410,9 +380,8 @@ Test(gpu_odd_calls, experts_do_not_give_way_to_staging_on_the_host, .timeout = 6
     static float x[MANY][HIDDEN], out[MANY][HIDDEN], alone[MANY][HIDDEN], routing[MANY];
     static int32_t ids[MANY];
     struct model *m = model_make(LAYERS, false);
-    const struct numoe_gpu_source source = source_of(m);
     const struct numoe_gpu_model_options options = {.keep_free_bytes = 4 << 20};
-    struct numoe_gpu_call call = one_each(1, x, ids, routing, out);
+    struct numoe_gpu_call call = rows_call(1, HIDDEN, 1, x[0], ids, routing, out[0]);
     struct fake *f = fake_make(3);
     struct gpu_ops ops = fake_ops;
     struct numoe_gpu *gpu = wrap(f);
@@ -427,10 +396,11 @@ Test(gpu_odd_calls, experts_do_not_give_way_to_staging_on_the_host, .timeout = 6
         ids[t] = t % EXPERTS;
         routing[t] = (float)random_unit();
     }
+    call.ahead = NUMOE_GPU_NO_AHEAD;
     ops.host_allocate = host_allocate_most;
     gpu->ops = &ops;
     host_most = UINT64_MAX;
-    cr_assert_eq(numoe_gpu_model_create(gpu, &source, &options, &model, NULL), 0);
+    model = model_on(gpu, m, &options);
     for (uint64_t layer = 0; layer < LAYERS; layer++)
         cr_assert_eq(gpu_stream_visit(&model->stream, layer, model->stream.everything, NULL), 0);
     numoe_gpu_model_report(model, &before);
@@ -517,13 +487,11 @@ Test(gpu_odd_calls, a_token_that_is_skipped_keeps_its_bits)
     struct model *m = model_make(LAYERS, false);
     struct fake *f = fake_make(3);
     struct numoe_gpu *gpu = wrap(f);
-    const struct numoe_gpu_source source = source_of(m);
     const struct numoe_gpu_model_options options = {.keep_free_bytes = 4 << 20};
-    struct numoe_gpu_model *model;
+    struct numoe_gpu_model *model = model_on(gpu, m, &options);
     struct batch b;
     uint64_t done, tokens;
 
-    cr_assert_eq(numoe_gpu_model_create(gpu, &source, &options, &model, NULL), 0);
     for (int joins = 0; joins < 2; joins++) {
         batch_make(&b);
         b.call.tokens = 3;
@@ -573,13 +541,12 @@ Test(gpu_odd_calls, experts_cross_the_link_once_for_65536_tokens, .timeout = 120
 {
     enum { PASS = 65536, CHUNK = 8192, MANY = PASS + 3 };
     struct model *m = model_make(2, false);
-    const struct numoe_gpu_source source = source_of(m);
     const struct numoe_gpu_model_options options = {
         .stream = true, .piece_bytes = 1, .keep_free_bytes = 200 << 20};
     float *x = calloc((size_t)MANY * HIDDEN, sizeof *x), *out = calloc(MANY, HIDDEN * sizeof *out);
     float *routing = calloc(MANY, sizeof *routing);
     int32_t *ids = calloc(MANY, sizeof *ids);
-    const struct numoe_gpu_call call = one_each(MANY, x, ids, routing, out);
+    struct numoe_gpu_call call = rows_call(MANY, HIDDEN, 1, x, ids, routing, out);
     struct fake *f = fake_make(4);
     struct numoe_gpu *gpu = wrap(f);
     struct numoe_gpu_report report;
@@ -587,12 +554,13 @@ Test(gpu_odd_calls, experts_cross_the_link_once_for_65536_tokens, .timeout = 120
     uint64_t done, parts = 0;
     uint32_t i = 0;
 
+    call.ahead = NUMOE_GPU_NO_AHEAD;
     f->memory = (uint64_t)400 << 20;
     f->instead = note_launch;
     for (int t = 0; t < MANY; t++)
         ids[t] = t < PASS ? t % EXPERTS : EXPERTS - 1;
     launches = 0;
-    cr_assert_eq(numoe_gpu_model_create(gpu, &source, &options, &model, NULL), 0);
+    model = model_on(gpu, m, &options);
     model->stream.window.bytes = 8 * model->stream.cell_bytes < model->stream.window.bytes
                                      ? 8 * model->stream.cell_bytes
                                      : model->stream.window.bytes;
@@ -629,16 +597,14 @@ Test(gpu_odd_calls, heat_is_of_the_call_at_hand_and_of_whoever_computes)
     struct model *m = model_make(1, false);
     struct fake *f = fake_make(3);
     struct numoe_gpu *gpu = wrap(f);
-    const struct numoe_gpu_source source = source_of(m);
     const struct numoe_gpu_model_options options = {.cache_bytes = SLICES * m->shape.bytes,
                                                     .keep_free_bytes = 4 << 20};
     const uint32_t asked[EXPERTS] = {[1] = 1, [2] = 9};
-    struct numoe_gpu_model *model;
+    struct numoe_gpu_model *model = model_on(gpu, m, &options);
     struct gpu_cache *cache;
     struct batch b;
     uint64_t done;
 
-    cr_assert_eq(numoe_gpu_model_create(gpu, &source, &options, &model, NULL), 0);
     cache = &model->stream.cache;
     for (int e = 0; e < 2; e++) {
         batch_make(&b);

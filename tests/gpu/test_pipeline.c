@@ -4,6 +4,7 @@
 #include <time.h>
 
 #include "queued_batch.h"
+#include "rows_call.h"
 
 /* Many layers in turn, with jumps, changed weights, every way of copying; all results are right. */
 static void run_seed(uint64_t seed)
@@ -63,17 +64,15 @@ static void run_ahead(uint64_t seed)
     struct model *m = model_make(LAYERS, true);
     struct fake *f = fake_make(seed);
     struct numoe_gpu *gpu = wrap(f);
-    const struct numoe_gpu_source source = source_of(m);
     const struct numoe_gpu_model_options options = {.window_bytes = 20000 + seed % 3 * 30000,
                                                     .cache_bytes = 1 + seed % 4 * 20000,
                                                     .piece_bytes = 1,
                                                     .ring_bytes = 16384,
                                                     .no_pinning = seed % 2,
                                                     .keep_free_bytes = 1 << 20};
-    struct numoe_gpu_model *model;
+    struct numoe_gpu_model *model = model_on(gpu, m, &options);
     static struct queued b[CALLS];
 
-    cr_assert_eq(numoe_gpu_model_create(gpu, &source, &options, &model, NULL), 0);
     for (uint64_t i = 0; i < CALLS; i++) {
         const uint64_t layer = i % LAYERS;
         struct gpu_stream *stream = &model->stream;
@@ -242,13 +241,11 @@ static void count_pass(uint64_t cells, uint64_t passes, struct numoe_gpu_report 
     struct model *m = model_make(LAYERS, false);
     struct fake *f = fake_make(3);
     struct numoe_gpu *gpu = wrap(f);
-    const struct numoe_gpu_source source = source_of(m);
     const struct numoe_gpu_model_options options = {.stream = cells == 0,
                                                     .cache_bytes = cells * SLICES * m->shape.bytes,
                                                     .keep_free_bytes = 4 << 20};
-    struct numoe_gpu_model *model;
+    struct numoe_gpu_model *model = model_on(gpu, m, &options);
 
-    cr_assert_eq(numoe_gpu_model_create(gpu, &source, &options, &model, NULL), 0);
     for (uint64_t i = 0; i < passes * LAYERS; i++) {
         struct batch b;
         uint64_t done;
@@ -288,14 +285,12 @@ Test(gpu_pipeline, only_what_is_hit_is_copied)
     struct model *m = model_make(LAYERS, false);
     struct fake *f = fake_make(3);
     struct numoe_gpu *gpu = wrap(f);
-    const struct numoe_gpu_source source = source_of(m);
     const struct numoe_gpu_model_options options = {.stream = true, .keep_free_bytes = 4 << 20};
-    struct numoe_gpu_model *model;
+    struct numoe_gpu_model *model = model_on(gpu, m, &options);
     struct numoe_gpu_report report;
     struct batch b;
     uint64_t done;
 
-    cr_assert_eq(numoe_gpu_model_create(gpu, &source, &options, &model, NULL), 0);
     for (uint64_t i = 0; i < 2 * LAYERS; i++) {
         batch_make(&b);
         b.call.tokens = 1;
@@ -361,7 +356,6 @@ Test(gpu_pipeline, all_copies_of_a_piece_are_queued_at_once)
         struct model *m = model_make(LAYERS, false);
         struct fake *f = fake_make(seed);
         struct numoe_gpu *gpu = wrap(f);
-        const struct numoe_gpu_source source = source_of(m);
         const struct numoe_gpu_model_options options = {
             .stream = seed % 2,
             .cache_bytes = seed % 2 ? 0 : LAYERS * SLICES * m->shape.bytes,
@@ -370,7 +364,7 @@ Test(gpu_pipeline, all_copies_of_a_piece_are_queued_at_once)
         struct numoe_gpu_report report;
 
         gpu->ops = &counting;
-        cr_assert_eq(numoe_gpu_model_create(gpu, &source, &options, &model, NULL), 0);
+        model = model_on(gpu, m, &options);
         filled = &model->stream;
         queued_copies = 0;
         for (uint64_t i = 0; i < 3 * LAYERS; i++) {
@@ -441,7 +435,6 @@ Test(gpu_pipeline, many_inputs_follow_one_piece_and_outputs_come_in_stages)
         struct model *m = model_make(LAYERS, false);
         struct fake *f = fake_make(3);
         struct numoe_gpu *gpu = wrap(f);
-        const struct numoe_gpu_source source = source_of(m);
         const struct numoe_gpu_model_options options = {
             .stream = true, .piece_bytes = 1, .keep_free_bytes = 4 << 20};
         struct numoe_gpu_model *model;
@@ -449,7 +442,7 @@ Test(gpu_pipeline, many_inputs_follow_one_piece_and_outputs_come_in_stages)
         uint64_t done;
 
         gpu->ops = &telling;
-        cr_assert_eq(numoe_gpu_model_create(gpu, &source, &options, &model, NULL), 0);
+        model = model_on(gpu, m, &options);
         if (many)
             many_stages(model, 7);
         batch_make(&b);
@@ -474,12 +467,10 @@ Test(gpu_pipeline, the_copy_stream_has_nothing_but_copies)
     struct model *m = model_make(LAYERS, true);
     struct fake *f = fake_make(1);
     struct numoe_gpu *gpu = wrap(f);
-    const struct numoe_gpu_source source = source_of(m);
     const struct numoe_gpu_model_options options = {.stream = true, .keep_free_bytes = 4 << 20};
-    struct numoe_gpu_model *model;
+    struct numoe_gpu_model *model = model_on(gpu, m, &options);
     int pure = 0;
 
-    cr_assert_eq(numoe_gpu_model_create(gpu, &source, &options, &model, NULL), 0);
     for (uint64_t i = 0; i < 2 * LAYERS; i++) {
         struct batch b;
         uint64_t done;
@@ -549,14 +540,13 @@ Test(gpu_pipeline, experts_give_way_to_workspace)
     struct fake *f = fake_make(2);
     struct numoe_gpu *gpu = wrap(f);
     struct numoe_error error = NUMOE_ERROR_INIT;
-    const struct numoe_gpu_source source = source_of(m);
     const struct numoe_gpu_model_options options = {.keep_free_bytes = 1 << 20};
     struct numoe_gpu_report report;
     struct numoe_gpu_model *model;
     struct batch b;
     uint64_t done;
 
-    cr_assert_eq(numoe_gpu_model_create(gpu, &source, &options, &model, &error), 0);
+    model = model_on(gpu, m, &options);
     f->memory = f->taken + 100;
     batch_make(&b);
     cr_assert_eq(numoe_gpu_forward(model, 0, &b.call, &done, &error), 0, "%s", error.message);
@@ -579,7 +569,6 @@ Test(gpu_pipeline, experts_give_way_to_workspace)
 Test(gpu_pipeline, a_second_fault_while_experts_give_way, .timeout = 120)
 {
     struct model *m = model_make(LAYERS, true);
-    const struct numoe_gpu_source source = source_of(m);
     const struct numoe_gpu_model_options options = {
         .cache_bytes = 100000, .ring_bytes = 16384, .no_pinning = true, .keep_free_bytes = 1 << 20};
 
@@ -593,7 +582,7 @@ Test(gpu_pipeline, a_second_fault_while_experts_give_way, .timeout = 120)
             struct batch b;
             bool more;
 
-            cr_assert_eq(numoe_gpu_model_create(gpu, &source, &options, &model, &error), 0);
+            model = model_on(gpu, m, &options);
             for (; layer < 2; layer++) {
                 batch_make(&b);
                 b.call.tokens = 1;
@@ -628,18 +617,8 @@ Test(gpu_pipeline, experts_give_way_before_passes_get_short, .timeout = 60)
     static float x[MANY][HIDDEN], out[2][MANY][HIDDEN], routing[MANY];
     static int32_t ids[MANY];
     struct model *m = model_make(LAYERS, false);
-    const struct numoe_gpu_source source = source_of(m);
     const struct numoe_gpu_model_options options = {.keep_free_bytes = 4 << 20};
-    struct numoe_gpu_call call = {.tokens = WORTH,
-                                  .top_k = 1,
-                                  .x = x,
-                                  .x_type = NUMOE_F32,
-                                  .x_stride = HIDDEN,
-                                  .ids = ids,
-                                  .routing = routing,
-                                  .out_type = NUMOE_F32,
-                                  .out_stride = HIDDEN,
-                                  .scale = 1.0f};
+    struct numoe_gpu_call call = rows_call(WORTH, HIDDEN, 1, x[0], ids, routing, NULL);
     uint64_t need = 0;
 
     for (int t = 0; t < MANY; t++) {
@@ -652,10 +631,9 @@ Test(gpu_pipeline, experts_give_way_before_passes_get_short, .timeout = 60)
         struct fake *f = fake_make(3);
         struct numoe_gpu *gpu = wrap(f);
         struct numoe_gpu_report report;
-        struct numoe_gpu_model *model;
+        struct numoe_gpu_model *model = model_on(gpu, m, &options);
         uint64_t done, passes = 0;
 
-        cr_assert_eq(numoe_gpu_model_create(gpu, &source, &options, &model, NULL), 0);
         call.out = out[shortage];
         if (shortage) {
             f->memory = f->taken + need - 256;
@@ -797,7 +775,6 @@ Test(gpu_pipeline, a_refused_pin_is_reported_and_cleared)
     struct model *m = model_make(LAYERS, false);
     struct fake *f = fake_make(2);
     struct numoe_gpu *gpu = wrap(f);
-    const struct numoe_gpu_source source = source_of(m);
     const struct numoe_gpu_model_options options = {
         .chunk_bytes = 8192, .ring_bytes = 16384, .keep_free_bytes = 1 << 20};
     struct numoe_gpu_report report;
@@ -807,7 +784,7 @@ Test(gpu_pipeline, a_refused_pin_is_reported_and_cleared)
     gpu->ops = &ops;
     pins_refused = 0;
     f->pin_most = 30000;
-    cr_assert_eq(numoe_gpu_model_create(gpu, &source, &options, &model, NULL), 0);
+    model = model_on(gpu, m, &options);
     numoe_gpu_model_report(model, &report);
     cr_expect_eq(report.pinned_bytes, 24576);
     cr_expect_eq(pins_refused, 2, "once in the first arena, and of the ring");
@@ -839,7 +816,6 @@ static void bench_layers(bool forge)
     struct fake *f = fake_make(3);
     struct gpu_ops ops = fake_ops;
     struct numoe_gpu_properties p = {.name = "Fake", .os_node = NUMOE_NONE};
-    const struct numoe_gpu_source source = source_of(m);
     const struct numoe_gpu_model_options options = {.stream = true, .keep_free_bytes = 4 << 20};
     static float sampled[LAYERS][2][HIDDEN];
     struct inputs { /* pinned, as every copy's host memory is here */
@@ -878,7 +854,7 @@ static void bench_layers(bool forge)
             in->routing[t][j] = 1.5f * b.routing[t][j]; /* the scale that batch_right expects */
     }
     cr_assert_eq(gpu_wrap(&ops, f, &p, NULL, &gpu), 0);
-    cr_assert_eq(numoe_gpu_model_create(gpu, &source, &options, &model, NULL), 0);
+    model = model_on(gpu, m, &options);
     cr_assert_eq(numoe_gpu_bench_layers(model, &bench, &result, NULL), 0);
     cr_expect_gt(result.bytes, 0);
     cr_expect(result.link_gbs > 0 && result.link_fraction > 0 && result.copy_link_fraction > 0);
@@ -943,7 +919,6 @@ Test(gpu_pipeline, the_streamed_measurement_keeps_copies_and_computing_apart, .t
     struct fake *f = fake_make(3);
     struct gpu_ops ops = fake_ops;
     const struct numoe_gpu_properties p = {.name = "Fake", .os_node = NUMOE_NONE};
-    const struct numoe_gpu_source source = source_of(m);
     const uint64_t expert = SLICES * m->shape.bytes;
     const struct numoe_gpu_model_options options = {.window_bytes = 2 * EXPERTS * expert,
                                                     .cache_bytes = 2 * EXPERTS * expert,
@@ -970,7 +945,7 @@ Test(gpu_pipeline, the_streamed_measurement_keeps_copies_and_computing_apart, .t
     bench.ids = &in->ids[0][0];
     bench.routing = &in->routing[0][0];
     cr_assert_eq(gpu_wrap(&ops, f, &p, NULL, &gpu), 0);
-    cr_assert_eq(numoe_gpu_model_create(gpu, &source, &options, &model, NULL), 0);
+    model = model_on(gpu, m, &options);
     phases = 0;
     memset(phase_launches, 0, sizeof phase_launches);
     cr_assert_eq(numoe_gpu_bench_layers(model, &bench, &result, &error), 0, "%s", error.message);
@@ -1054,11 +1029,9 @@ Test(gpu_pipeline, bf16_outputs)
     struct model *m = model_make(LAYERS, true);
     struct fake *f = fake_make(3);
     struct numoe_gpu *gpu = wrap(f);
-    const struct numoe_gpu_source source = source_of(m);
     const struct numoe_gpu_model_options options = {.keep_free_bytes = 1 << 20};
-    struct numoe_gpu_model *model;
+    struct numoe_gpu_model *model = model_on(gpu, m, &options);
 
-    cr_assert_eq(numoe_gpu_model_create(gpu, &source, &options, &model, NULL), 0);
     for (uint64_t i = 0; i < 4 * LAYERS; i++) {
         static uint16_t x[TOKENS_MOST][HIDDEN], out[TOKENS_MOST][HIDDEN + GAP];
         struct numoe_gpu_call call;

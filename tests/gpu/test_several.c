@@ -5,6 +5,7 @@
 #include "device_set.h"
 
 #include "gpu_divide.h"
+#include "rows_call.h"
 
 /* ---- the division -----------------------------------------------------------------------------
  */
@@ -392,8 +393,9 @@ Test(gpu_several, devices_agree_on_the_tokens_of_a_pass)
     const struct numoe_gpu_model_options options = {.shares = shares, .keep_free_bytes = 4 << 20};
     static float x[MANY][HIDDEN], out[MANY][HIDDEN], routing[MANY][TOP_K];
     static int32_t ids[MANY][TOP_K];
+    const struct numoe_gpu_call call =
+        rows_call(MANY, HIDDEN, TOP_K, x[0], ids[0], routing[0], out[0]);
     struct numoe_gpu_model *model;
-    struct numoe_gpu_call call;
     uint64_t tokens, done;
     struct set set;
 
@@ -403,17 +405,6 @@ Test(gpu_several, devices_agree_on_the_tokens_of_a_pass)
     for (int t = 0; t < MANY; t++)
         for (int j = 0; j < TOP_K; j++)
             ids[t][j] = (t + j) % EXPERTS;
-    call = (struct numoe_gpu_call){.tokens = MANY,
-                                   .top_k = TOP_K,
-                                   .x = x,
-                                   .x_type = NUMOE_F32,
-                                   .x_stride = HIDDEN,
-                                   .ids = &ids[0][0],
-                                   .routing = &routing[0][0],
-                                   .out = out,
-                                   .out_type = NUMOE_F32,
-                                   .out_stride = HIDDEN,
-                                   .scale = 1};
     cr_assert_eq(numoe_gpu_start(model, 0, &call, 0, &tokens, NULL), 0);
     cr_expect(tokens > 0 && tokens < MANY, "%d", (int)tokens);
     for (uint32_t i = 0; i < 3; i++)
