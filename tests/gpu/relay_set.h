@@ -116,6 +116,17 @@ static inline struct numoe_gpu_model_options options_of(uint64_t seed)
     return options;
 }
 
+/* Room for so many experts that stay on each device, and that pass through it. */
+static inline struct numoe_gpu_model_options options_of_room(uint64_t stay, uint64_t pass)
+{
+    struct numoe_gpu_model_options options = options_of(1);
+
+    options.stream = stay == 0;
+    options.cache_bytes = stay * EXPERT;
+    options.window_bytes = pass * EXPERT;
+    return options;
+}
+
 static inline void set_model(struct set *set, const struct numoe_gpu_model_options *options)
 {
     const struct numoe_gpu_source source = patterns_source();
@@ -124,6 +135,13 @@ static inline void set_model(struct set *set, const struct numoe_gpu_model_optio
     cr_assert_eq(
         numoe_gpu_model_create_over(set->gpu, set->count, &source, options, &set->model, &error), 0,
         "%s", error.message);
+}
+
+static inline void set_open(struct set *set, uint32_t count, uint64_t seed,
+                            const struct numoe_gpu_model_options *options)
+{
+    set_make(set, count, seed);
+    set_model(set, options);
 }
 
 /* A computation with a piece, as an engine's kernel would be. */

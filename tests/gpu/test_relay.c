@@ -141,8 +141,7 @@ static void run_seed(uint64_t seed, uint64_t *passed)
     uint64_t layer = 0;
     struct set set;
 
-    set_make(&set, 2 + (uint32_t)(seed % 3), seed);
-    set_model(&set, &options);
+    set_open(&set, 2 + (uint32_t)(seed % 3), seed, &options);
     for (uint32_t i = 0; i < set.count; i++) {
         struct gpu_relay_side *side = &set.model->several->relay->sides[i];
         const uint64_t most = EXPERT * (2 + random_u64() % 20); /* of other sizes each */
@@ -206,15 +205,12 @@ Test(gpu_relay, every_expert_crosses_one_link, .timeout = 60)
     random_state = 2;
     patterns_make();
     for (uint32_t count = 2; count <= MOST; count++) {
-        struct numoe_gpu_model_options options = options_of(1);
+        const struct numoe_gpu_model_options options = options_of_room(0, 100);
         struct numoe_gpu_report report, part;
         uint64_t wanted = 0;
         struct set set;
 
-        options.stream = true; /* nothing stays */
-        options.window_bytes = 100 * EXPERT;
-        set_make(&set, count, count);
-        set_model(&set, &options);
+        set_open(&set, count, count, &options);
         for (uint64_t layer = 0; layer < LAYERS; layer++) {
             cr_assert_eq(call_begin(&set, layer, 100, NULL), 0);
             take_all(&set);
@@ -250,8 +246,7 @@ Test(gpu_relay, experts_go_to_those_who_need_them, .timeout = 60)
         struct set set;
 
         options.stream = options.stream || bare;
-        set_make(&set, count, seed);
-        set_model(&set, &options);
+        set_open(&set, count, seed, &options);
         for (uint64_t call = 0; call < 4 * LAYERS; call++) {
             const uint64_t layer = call % LAYERS;
             int32_t ids[MOST][EXPERTS];
@@ -300,12 +295,10 @@ Test(gpu_relay, experts_go_to_those_who_need_them, .timeout = 60)
 /* An owner copies for others what they have not, and nothing that only those need who have it. */
 Test(gpu_relay, what_is_there_is_not_copied_for_others, .timeout = 60)
 {
-    struct numoe_gpu_model_options options = options_of(1);
+    const struct numoe_gpu_model_options options = options_of_room(0, 100);
 
     random_state = 14;
     patterns_make();
-    options.stream = true;
-    options.window_bytes = 100 * EXPERT;
     for (uint32_t all = 0; all < 2; all++) { /* does the third device need them, too? */
         int32_t ids[EXPERTS];
         const int32_t *const lists[MOST] = {ids, ids, ids};
@@ -313,8 +306,7 @@ Test(gpu_relay, what_is_there_is_not_copied_for_others, .timeout = 60)
         uint64_t count = 0;
         struct set set;
 
-        set_make(&set, 3, 6);
-        set_model(&set, &options);
+        set_open(&set, 3, 6, &options);
         for (int32_t e = 0; e < EXPERTS; e++)
             if (present(NULL, 0, (uint64_t)e) &&
                 !gpu_divide_has(&set.model->several->division, 1, 0, (uint64_t)e, EXPERTS))
@@ -378,8 +370,7 @@ Test(gpu_relay, spans_of_what_is_passed_on, .timeout = 60)
         struct set set;
 
         told.count = 0;
-        set_make(&set, count, seed);
-        set_model(&set, &options);
+        set_open(&set, count, seed, &options);
         cr_assert_eq(numoe_gpu_trace(set.model, tell, NULL, NULL), 0);
         for (uint64_t call = 0; call < 12; call++) {
             cr_assert_eq(call_begin(&set, call % LAYERS, call < 11 ? 80 : 0, NULL), 0);
@@ -439,8 +430,7 @@ Test(gpu_relay, experts_that_stay, .timeout = 60)
     options.stream = false;
     options.cache_bytes = (uint64_t)LAYERS * EXPERTS * EXPERT;
     options.window_bytes = 10 * EXPERT;
-    set_make(&set, 3, 6);
-    set_model(&set, &options);
+    set_open(&set, 3, 6, &options);
     for (int round = 0; round < 2; round++) {
         numoe_gpu_model_report(set.model, &before);
         cr_assert_eq(call_begin(&set, 0, 100, NULL), 0);
@@ -490,18 +480,14 @@ Test(gpu_relay, experts_that_stay, .timeout = 60)
 /* Experts that were brought to where they stay without anybody waiting for them. */
 Test(gpu_relay, experts_on_their_way_to_stay, .timeout = 60)
 {
-    struct numoe_gpu_model_options options = options_of(1);
+    const struct numoe_gpu_model_options options = options_of_room(LAYERS * EXPERTS / 2, 10);
     uint32_t tokens_of[EXPERTS] = {0}, kept = 0;
     struct numoe_gpu_model *owner;
     struct set set;
 
     random_state = 3;
     patterns_make();
-    options.stream = false;
-    options.cache_bytes = (uint64_t)LAYERS * EXPERTS * EXPERT / 2;
-    options.window_bytes = 10 * EXPERT;
-    set_make(&set, 2, 5);
-    set_model(&set, &options);
+    set_open(&set, 2, 5, &options);
     set.fake[0]->speed = 0; /* what it is waited for, and nothing else */
     set.fake[1]->speed = 255;
     owner = numoe_gpu_model_part(set.model, 0);
@@ -550,7 +536,7 @@ static const float *some_bias(void *user, uint64_t layer, uint64_t e)
  * is on its way to stay is not passed on before it is there. */
 Test(gpu_relay, what_uses_biases_does_not_pass_what_is_on_its_way_to_stay, .timeout = 60)
 {
-    struct numoe_gpu_model_options options = options_of(1);
+    const struct numoe_gpu_model_options options = options_of_room(LAYERS * EXPERTS / 2, 100);
     uint32_t tokens_of[EXPERTS] = {0}, kept = 0, blocked = 200;
     struct numoe_gpu_source source = patterns_source();
     struct numoe_error error = NUMOE_ERROR_INIT;
@@ -563,9 +549,6 @@ Test(gpu_relay, what_uses_biases_does_not_pass_what_is_on_its_way_to_stay, .time
     patterns_make();
     source.down_bias = true;
     source.bias = some_bias;
-    options.stream = false;
-    options.cache_bytes = (uint64_t)LAYERS * EXPERTS * EXPERT / 2;
-    options.window_bytes = 100 * EXPERT;
     set_make(&set, 2, 5);
     cr_assert_eq(numoe_gpu_model_create_over(set.gpu, 2, &source, &options, &set.model, &error), 0,
                  "%s", error.message);
@@ -621,7 +604,7 @@ Test(gpu_relay, what_uses_biases_does_not_pass_what_is_on_its_way_to_stay, .time
 /* The first that a device gets of a call may be a passed piece: it, too, waits for the biases. */
 Test(gpu_relay, what_is_passed_on_waits_for_biases, .timeout = 60)
 {
-    struct numoe_gpu_model_options options = options_of(1);
+    const struct numoe_gpu_model_options options = options_of_room(0, 100);
     struct numoe_gpu_source source = patterns_source();
     struct numoe_error error = NUMOE_ERROR_INIT;
     struct numoe_gpu_model *part[2];
@@ -633,8 +616,6 @@ Test(gpu_relay, what_is_passed_on_waits_for_biases, .timeout = 60)
     patterns_make();
     source.down_bias = true;
     source.bias = some_bias;
-    options.stream = true;
-    options.window_bytes = 100 * EXPERT;
     set_make(&set, 2, 5);
     cr_assert_eq(numoe_gpu_model_create_over(set.gpu, 2, &source, &options, &set.model, &error), 0,
                  "%s", error.message);
@@ -682,8 +663,7 @@ Test(gpu_relay, what_is_refused_in_a_call_does_not_end_it, .timeout = 60)
     patterns_make();
     options.stream = false;
     options.cache_bytes = (uint64_t)LAYERS * EXPERTS * EXPERT / 2;
-    set_make(&set, 2, 5);
-    set_model(&set, &options);
+    set_open(&set, 2, 5, &options);
     for (int e = 0; e < EXPERTS; e++)
         tokens_of[e] = 10;
     numoe_gpu_asked(set.model, 1, tokens_of, 100);
@@ -735,8 +715,7 @@ Test(gpu_relay, what_was_given_up_is_not_done_with, .timeout = 60)
         options.stream = false;
         options.cache_bytes = 8 * EXPERT;
         options.window_bytes = 20 * EXPERT;
-        set_make(&set, 2, seed);
-        set_model(&set, &options);
+        set_open(&set, 2, seed, &options);
         for (uint64_t call = 0; call < 6; call++) {
             struct numoe_gpu_model *part = numoe_gpu_model_part(set.model, call % 2);
             void *const stream = set.streams[call % 2];
@@ -780,21 +759,17 @@ static bool is_open(void *gate)
  * consumer computes with it holds up no other, and nobody is waited for in its stead. */
 Test(gpu_relay, a_device_that_computes_keeps_no_other_from_what_stays, .timeout = 60)
 {
-    struct numoe_gpu_model_options options = options_of(1);
+    const struct numoe_gpu_model_options options = options_of_room(LAYERS * EXPERTS, 100);
 
     random_state = 16;
     patterns_make();
-    options.stream = false;
-    options.cache_bytes = (uint64_t)LAYERS * EXPERTS * EXPERT;
-    options.window_bytes = 100 * EXPERT;
     for (uint64_t seed = 1; seed <= 10; seed++) {
         struct numoe_gpu_piece piece;
         bool gate = false;
         uint32_t which;
         struct set set;
 
-        set_make(&set, 2, seed);
-        set_model(&set, &options);
+        set_open(&set, 2, seed, &options);
         fake_push(set.fake[0], set.streams[0],
                   (struct fake_op){.what = FAKE_RUN, .to = &gate, .run = is_open});
         cr_assert_eq(call_begin(&set, 0, 100, NULL), 0);
@@ -826,18 +801,14 @@ Test(gpu_relay, a_device_that_computes_keeps_no_other_from_what_stays, .timeout 
 /* However late a device asks: what is on it anyway is before what has come from others. */
 Test(gpu_relay, what_stays_is_first, .timeout = 60)
 {
-    struct numoe_gpu_model_options options = options_of(1);
+    const struct numoe_gpu_model_options options = options_of_room(LAYERS * EXPERTS, 100);
     struct numoe_gpu_model *part[2];
     struct numoe_gpu_piece piece;
     struct set set;
 
     random_state = 17;
     patterns_make();
-    options.stream = false;
-    options.cache_bytes = (uint64_t)LAYERS * EXPERTS * EXPERT;
-    options.window_bytes = 100 * EXPERT;
-    set_make(&set, 2, 4);
-    set_model(&set, &options);
+    set_open(&set, 2, 4, &options);
     for (uint32_t i = 0; i < 2; i++)
         part[i] = numoe_gpu_model_part(set.model, i);
     for (int call = 0; call < 2; call++) {
@@ -863,7 +834,7 @@ Test(gpu_relay, what_stays_is_first, .timeout = 60)
 
 Test(gpu_relay, a_device_that_takes_nothing_holds_up_others_only_so_far, .timeout = 60)
 {
-    struct numoe_gpu_model_options options = options_of(1);
+    struct numoe_gpu_model_options options = options_of_room(0, 4);
     struct numoe_gpu_piece held[2][EXPERTS + 1];
     struct numoe_error error = NUMOE_ERROR_INIT;
     struct numoe_gpu_model *part[2];
@@ -873,11 +844,8 @@ Test(gpu_relay, a_device_that_takes_nothing_holds_up_others_only_so_far, .timeou
 
     random_state = 4;
     patterns_make();
-    options.stream = true;
-    options.window_bytes = 4 * EXPERT;
     options.piece_bytes = 1;
-    set_make(&set, 2, 3);
-    set_model(&set, &options);
+    set_open(&set, 2, 3, &options);
     for (int i = 0; i < 2; i++)
         part[i] = numoe_gpu_model_part(set.model, (uint32_t)i);
     cr_assert_eq(call_begin(&set, 0, 100, NULL), 0);
@@ -915,8 +883,7 @@ Test(gpu_relay, a_call_ends_for_all_devices, .timeout = 60)
 
     random_state = 5;
     patterns_make();
-    set_make(&set, 3, 4);
-    set_model(&set, &options);
+    set_open(&set, 3, 4, &options);
     cr_expect_eq(numoe_gpu_piece_any(set.model, set.streams, &which, &piece, NULL), -EINVAL);
     cr_expect_eq(numoe_gpu_pieces_begin(set.model, LAYERS, NULL, 0, 0, NULL), -EINVAL);
     /* nothing is wanted: nothing comes */

@@ -125,8 +125,7 @@ Test(gpu_relay_failures, memory_that_is_not_pinned_is_refused, .timeout = 60)
 
     patterns_make();
     options.no_pinning = true;
-    set_make(&set, 2, 5);
-    set_model(&set, &options);
+    set_open(&set, 2, 5, &options);
     cr_expect_eq(numoe_gpu_pieces_begin(set.model, 0, NULL, 0, 0, NULL), -ENOTSUP);
     set_free(&set);
     regions_free();
