@@ -532,14 +532,46 @@ static const float *some_bias(void *user, uint64_t layer, uint64_t e)
     return row;
 }
 
+static void open_with_biases(struct set *set, const struct numoe_gpu_model_options *options)
+{
+    struct numoe_gpu_source source = patterns_source();
+    struct numoe_error error = NUMOE_ERROR_INIT;
+
+    source.down_bias = true;
+    source.bias = some_bias;
+    set_make(set, 2, 5);
+    cr_assert_eq(numoe_gpu_model_create_over(set->gpu, 2, &source, options, &set->model, &error), 0,
+                 "%s", error.message);
+}
+
+/* Device 0, whose own copies are held up, gets a piece that device 1 has passed on. */
+static struct numoe_gpu_piece first_passed(struct set *set)
+{
+    struct gpu_relay *relay = set->model->several->relay;
+    struct numoe_gpu_model *other = numoe_gpu_model_part(set->model, 1);
+    struct numoe_gpu_piece piece;
+
+    while (!any_here(&relay->sides[0])) {
+        cr_assert_eq(numoe_gpu_piece_next(other, set->streams[1], &piece, NULL), 0);
+        cr_assert_not_null(piece.slice_at);
+        cr_assert_eq(compute(set, 1, &piece), 0);
+        cr_assert_eq(numoe_gpu_piece_done(other, set->streams[1], &piece, NULL), 0);
+        while (fake_step(set->fake[0], relay->sides[0].passes))
+            ;
+    }
+    cr_assert_eq(
+        numoe_gpu_piece_next(numoe_gpu_model_part(set->model, 0), set->streams[0], &piece, NULL),
+        0);
+    cr_assert(gpu_relay_has(relay, 0, piece.handle));
+    return piece;
+}
+
 /* With biases every computation of the layer marks it as used, that with passed experts, too: what
  * is on its way to stay is not passed on before it is there. */
 Test(gpu_relay, what_uses_biases_does_not_pass_what_is_on_its_way_to_stay, .timeout = 60)
 {
     const struct numoe_gpu_model_options options = options_of_room(LAYERS * EXPERTS / 2, 100);
     uint32_t tokens_of[EXPERTS] = {0}, kept = 0, blocked = 200;
-    struct numoe_gpu_source source = patterns_source();
-    struct numoe_error error = NUMOE_ERROR_INIT;
     struct numoe_gpu_model *part[2];
     struct numoe_gpu_piece piece;
     struct set set;
@@ -547,11 +579,7 @@ Test(gpu_relay, what_uses_biases_does_not_pass_what_is_on_its_way_to_stay, .time
 
     random_state = 3;
     patterns_make();
-    source.down_bias = true;
-    source.bias = some_bias;
-    set_make(&set, 2, 5);
-    cr_assert_eq(numoe_gpu_model_create_over(set.gpu, 2, &source, &options, &set.model, &error), 0,
-                 "%s", error.message);
+    open_with_biases(&set, &options);
     for (uint32_t i = 0; i < 2; i++)
         part[i] = numoe_gpu_model_part(set.model, i);
     cr_assert_eq(call_begin(&set, 0, 0, NULL), 0); /* biases */
@@ -571,16 +599,7 @@ Test(gpu_relay, what_uses_biases_does_not_pass_what_is_on_its_way_to_stay, .time
         kept += set.model->several->relay->sides[0].kept[e];
     cr_assert_geq(kept, 3);
     /* the owner first computes with what the other device passes on to it */
-    while (!any_here(&set.model->several->relay->sides[0])) {
-        cr_assert_eq(numoe_gpu_piece_next(part[1], set.streams[1], &piece, NULL), 0);
-        cr_assert_not_null(piece.slice_at);
-        cr_assert_eq(compute(&set, 1, &piece), 0);
-        cr_assert_eq(numoe_gpu_piece_done(part[1], set.streams[1], &piece, NULL), 0);
-        while (fake_step(set.fake[0], set.model->several->relay->sides[0].passes))
-            ;
-    }
-    cr_assert_eq(numoe_gpu_piece_next(part[0], set.streams[0], &piece, NULL), 0);
-    cr_assert(gpu_relay_has(set.model->several->relay, 0, piece.handle));
+    piece = first_passed(&set);
     cr_assert_eq(compute(&set, 0, &piece), 0);
     used = ((const struct fake_event *)part[0]->stream.used[0])->recorded;
     cr_assert_eq(numoe_gpu_piece_done(part[0], set.streams[0], &piece, NULL), 0);
@@ -605,8 +624,6 @@ Test(gpu_relay, what_uses_biases_does_not_pass_what_is_on_its_way_to_stay, .time
 Test(gpu_relay, what_is_passed_on_waits_for_biases, .timeout = 60)
 {
     const struct numoe_gpu_model_options options = options_of_room(0, 100);
-    struct numoe_gpu_source source = patterns_source();
-    struct numoe_error error = NUMOE_ERROR_INIT;
     struct numoe_gpu_model *part[2];
     struct numoe_gpu_piece piece;
     uint32_t blocked = 1 << 30;
@@ -614,11 +631,7 @@ Test(gpu_relay, what_is_passed_on_waits_for_biases, .timeout = 60)
 
     random_state = 3;
     patterns_make();
-    source.down_bias = true;
-    source.bias = some_bias;
-    set_make(&set, 2, 5);
-    cr_assert_eq(numoe_gpu_model_create_over(set.gpu, 2, &source, &options, &set.model, &error), 0,
-                 "%s", error.message);
+    open_with_biases(&set, &options);
     for (uint32_t i = 0; i < 2; i++)
         part[i] = numoe_gpu_model_part(set.model, i);
     set.fake[0]->speed = 0;
@@ -627,16 +640,7 @@ Test(gpu_relay, what_is_passed_on_waits_for_biases, .timeout = 60)
                            (struct fake_op){.what = FAKE_RUN, .to = &blocked, .run = later}),
                  0);
     cr_assert_eq(call_begin(&set, 0, 100, NULL), 0);
-    while (!any_here(&set.model->several->relay->sides[0])) {
-        cr_assert_eq(numoe_gpu_piece_next(part[1], set.streams[1], &piece, NULL), 0);
-        cr_assert_not_null(piece.slice_at);
-        cr_assert_eq(compute(&set, 1, &piece), 0);
-        cr_assert_eq(numoe_gpu_piece_done(part[1], set.streams[1], &piece, NULL), 0);
-        while (fake_step(set.fake[0], set.model->several->relay->sides[0].passes))
-            ;
-    }
-    cr_assert_eq(numoe_gpu_piece_next(part[0], set.streams[0], &piece, NULL), 0);
-    cr_assert(gpu_relay_has(set.model->several->relay, 0, piece.handle));
+    piece = first_passed(&set);
     cr_assert_not_null(piece.down_bias);
     cr_assert_eq(compute(&set, 0, &piece), 0);
     while (fake_step(set.fake[0], set.streams[0]))
