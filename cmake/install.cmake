@@ -4,7 +4,8 @@ include(CMakePackageConfigHelpers)
 
 install(TARGETS numoe EXPORT numoeTargets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(TARGETS numoe_command RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
-install(FILES runtime/numoe.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/numoe)
+install(FILES runtime/numoe.h gpu/numoe_gpu.h kernels/numoe_kernels.h
+  DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/numoe)
 install(FILES runtime/base/numoe_base.h runtime/base/numoe_types.h
   DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/numoe/base)
 

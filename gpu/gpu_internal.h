@@ -11,6 +11,7 @@
 #include "gpu_error.h"
 #include "gpu_ops.h"
 #include "numoe_gpu.h"
+#include "numoe_topo.h"
 
 struct numoe_gpu {
     const struct gpu_ops *ops;

@@ -4,6 +4,11 @@
  *
  * Knows no model file, no pool and no CUDA type: the weights are described by callbacks. Built
  * without the CUDA toolkit it is the same interface, and every device is refused with that reason.
+ * What numoe.h has loaded is described already: numoe_model_gpu.
+ *
+ * Installed beside numoe.h, for engines that call on their own streams. Its structures may change
+ * with every release, and so does the symbols' version: a program that was built with another is
+ * refused when it is loaded.
  *
  * SPDX-License-Identifier: Apache-2.0
  */
@@ -13,7 +18,6 @@
 #include "base/numoe_base.h"
 #include "base/numoe_types.h"
 #include "numoe_kernels.h"
-#include "numoe_topo.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -22,6 +26,9 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+/** Of numoe_topo.h, which is not installed: NULL for who has none. */
+struct numoe_machine;
 
 /* ---- devices -------------------------------------------------------------------------------- */
 

@@ -323,7 +323,7 @@ void numoe_gpu_detach(struct numoe_model *model)
 
 struct numoe_gpu_model *numoe_model_gpu(const struct numoe_model *model)
 {
-    return model->gpu;
+    return model ? model->gpu : NULL;
 }
 
 /* "NVIDIA A10", "2 x NVIDIA A10", "NVIDIA A10 and 1 other" */

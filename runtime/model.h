@@ -122,13 +122,11 @@ const void *numoe_model_run(const struct numoe_model *model, uint64_t layer, uin
 const float *numoe_model_down_bias(const struct numoe_model *model, uint64_t layer,
                                    uint64_t expert);
 
-/* The GPU of a context and the model on it, or NULL. */
+/* The GPU of a context, or NULL. */
 struct numoe_gpu;
-struct numoe_gpu_model;
 struct numoe_gpu *numoe_context_gpu(const struct numoe *context);
 /* Why a context has none. */
 const char *numoe_context_gpu_note(const struct numoe *context);
-struct numoe_gpu_model *numoe_model_gpu(const struct numoe_model *model);
 
 const struct numoe_slice_shape *numoe_model_shape(const struct numoe_model *model);
 const struct numoe_kernels *numoe_model_kernels(const struct numoe_model *model);

@@ -428,6 +428,16 @@ int numoe_model_info(const struct numoe_model *model, struct numoe_model_info *i
 /** @return 0 or -EINVAL when there is no node of that index (0 .. node_count - 1) */
 int numoe_model_node(const struct numoe_model *model, uint32_t index, struct numoe_node_info *info);
 
+/**
+ * What of the model is on the context's GPUs, for an engine's own calls on it: on streams and in
+ * graphs, or experts piece by piece (numoe_gpu.h, installed beside this).
+ * @return NULL where the CPU computes, and of NULL. It is the model's, and goes with it
+ * @thread any; but calls on it and calls of the context (numoe_forward, _submit, numoe_reserve,
+ * what loads or unloads) are one at a time: between begin and end of pieces the CPU computes what
+ * numoe_forward is called for
+ */
+struct numoe_gpu_model *numoe_model_gpu(const struct numoe_model *model);
+
 /* ---- execution ------------------------------------------------------------------------------ */
 
 /**

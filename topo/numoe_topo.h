@@ -21,9 +21,6 @@
 extern "C" {
 #endif
 
-/** "no such object": an index that is not known. */
-#define NUMOE_NONE UINT32_MAX
-
 /* ---- machine -------------------------------------------------------------------------------- */
 
 enum numoe_node_kind {

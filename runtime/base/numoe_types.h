@@ -15,6 +15,9 @@
 extern "C" {
 #endif
 
+/** "no such object": an index that is not known. */
+#define NUMOE_NONE UINT32_MAX
+
 /** Element types of activations at the API. */
 enum numoe_type { NUMOE_BF16 = 1, NUMOE_F32 = 2 };
 

@@ -1,6 +1,6 @@
 #!/bin/sh
 # installed_tree.sh CMAKE CC SOURCE BUILD LIBDIR: install into a scratch prefix, move it, and build
-# the example of the README against it by pkg-config and by CMake.
+# the examples against it, that of the README by pkg-config and by CMake.
 set -eu
 cmake=$1 cc=$2 source=$3 build=$4 libdir=$5
 work=$(mktemp -d)
@@ -15,6 +15,10 @@ export PKG_CONFIG_PATH
 "$cc" -std=c11 -pedantic -Wall -Wextra -Werror $(pkg-config --cflags numoe) \
     "$source/docs/example.c" -o "$work/example" $(pkg-config --libs numoe)
 
+# shellcheck disable=SC2046
+"$cc" -std=c11 -pedantic -Wall -Wextra -Werror $(pkg-config --cflags numoe) \
+    "$source/docs/example_pieces.c" -o "$work/pieces" $(pkg-config --libs numoe)
+
 mkdir "$work/project"
 cat >"$work/project/CMakeLists.txt" <<END
 cmake_minimum_required(VERSION 3.25)
@@ -26,8 +30,8 @@ END
 { CC=$cc "$cmake" -S "$work/project" -B "$work/out" -G Ninja "-DCMAKE_PREFIX_PATH=$work/prefix" &&
     "$cmake" --build "$work/out"; } >"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
 
-# Both programs find the library and say what is missing.
-for program in "$work/example" "$work/out/consumer"; do
+# All programs find the library and say what is missing.
+for program in "$work/example" "$work/pieces" "$work/out/consumer"; do
     status=0
     LD_LIBRARY_PATH=$work/prefix/$libdir "$program" "$work/no-such-checkpoint" \
         >"$work/out.txt" 2>"$work/err.txt" || status=$?
@@ -39,4 +43,6 @@ for program in "$work/example" "$work/out/consumer"; do
 done
 "$work/prefix/bin/numoe" synth --model v4-flash --layers 1 --experts 2 "$work/checkpoint" >"$work/log"
 LD_LIBRARY_PATH=$work/prefix/$libdir "$work/example" "$work/checkpoint" | grep -q '^y\[0\] = -*[0-9]'
+LD_LIBRARY_PATH=$work/prefix/$libdir "$work/pieces" "$work/checkpoint" |
+    grep -Eq '^the CPU computes: .+|^.+: [1-9][0-9]* pieces of layer 0$'
 test "$("$work/prefix/bin/numoe" version | head -n 1)" = "numoe $(pkg-config --modversion numoe)"
