@@ -6,6 +6,10 @@
  * is filled again too early, a slot used before it has arrived or copied over while in use, shows
  * as a wrong result. Copies must come from pinned memory and stay within live allocations.
  *
+ * What is done in the wrong order by luck only shows as well: fake_order.h. A copy to the host
+ * spoils its destination as soon as it is queued if nobody else uses it, and what the host copies
+ * from must not change before the host knows that it has been copied.
+ *
  * A chosen call can fail; a fatal error is then the answer of every later call, as with CUDA.
  */
 #ifndef NUMOE_TESTS_FAKE_DEVICE_H
@@ -17,6 +21,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "fake_order.h"
 #include "gpu_error.h"
 #include "gpu_internal.h"
 #include "gpu_ops.h"
@@ -39,12 +44,14 @@ struct fake_range {
     uint8_t *address;
     uint64_t bytes;
     enum fake_kind kind;
+    struct order_memory order;
 };
 
 struct fake_event {
     uint64_t recorded, completed;
-    double at;               /* when: steps of the device */
-    struct fake_event *next; /* of all that were ever made; freed with the device */
+    struct order_clock clock; /* of the last record */
+    double at;                /* when: steps of the device */
+    struct fake_event *next;  /* of all that were ever made; freed with the device */
 };
 
 struct fake_op {
@@ -62,6 +69,7 @@ struct fake_op {
     const float *parts[16];
     uint32_t part_count;
     bool (*run)(void *argument); /* false: it cannot be done yet */
+    struct order_use use;
 };
 
 /* What was queued on a stream while it was captured. */
@@ -79,6 +87,9 @@ struct fake_stream {
     struct fake_op ops[FAKE_OPS];
     uint32_t head, tail;
     uint32_t copies_in, copies_out, launches;
+    uint32_t order;             /* its number there */
+    struct order_clock clock;   /* of what was queued last */
+    struct order_clock *clocks; /* of ops */
 };
 
 struct fake {
@@ -131,13 +142,44 @@ static inline struct fake_range *fake_find(struct fake *f, const void *address, 
     return NULL;
 }
 
+static inline struct fake_range *fake_find_host(struct fake *f, const void *address, uint64_t bytes)
+{
+    struct fake_range *r = fake_find(f, address, bytes);
+
+    if (!r && f->pins)
+        r = fake_find(f->pins, address, bytes);
+    return r && r->kind != FAKE_DEVICE ? r : NULL;
+}
+
+/* Whether it is memory of the device, or of the host's that devices know. What a device asks for
+ * while it does something it reads. */
 static inline bool fake_is(struct fake *f, const void *address, uint64_t bytes, bool device)
 {
-    const struct fake_range *r = fake_find(f, address, bytes);
+    struct fake_range *r;
 
-    if (!r && f->pins && !device)
-        r = fake_find(f->pins, address, bytes);
-    return r && (r->kind == FAKE_DEVICE) == device;
+    if (!device)
+        return fake_find_host(f, address, bytes);
+    r = fake_find(f, address, bytes);
+    if (!r || r->kind != FAKE_DEVICE)
+        return false;
+    if (fake_running.clock &&
+        !order_read(&r->order, (uint64_t)((const uint8_t *)address - r->address), bytes,
+                    fake_running.clock, fake_running.use))
+        fake_wrong(f, "memory is read that may not be written yet");
+    return true;
+}
+
+/* The same of what a device writes. */
+static inline bool fake_writes(struct fake *f, void *address, uint64_t bytes)
+{
+    struct fake_range *r = fake_find(f, address, bytes);
+
+    if (!r || r->kind != FAKE_DEVICE)
+        return false;
+    if (fake_running.clock && !order_write(&r->order, (uint64_t)((uint8_t *)address - r->address),
+                                           bytes, fake_running.clock, fake_running.use))
+        fake_wrong(f, "memory is written that may still be read, or written");
+    return true;
 }
 
 static inline float fake_from_bf16(uint16_t bits)
@@ -165,12 +207,16 @@ static inline void fake_compute(struct fake *f, const struct numoe_cuda_ffn *c)
     double *y = malloc(hidden * sizeof *y);
     float *x = malloc(hidden * sizeof *x);
 
-    if (!fake_is(f, c->x, 1, true) ||
+    if (!fake_is(f, c->x,
+                 ((c->tokens - 1) * c->x_stride + hidden) * (c->x_type == NUMOE_F32 ? 4 : 2),
+                 true) ||
         !fake_is(f, c->slice_at, c->experts * c->slices * 4ull, true) ||
         !fake_is(f, c->ids, (uint64_t)c->tokens * c->top_k * 4, true) ||
         !fake_is(f, c->routing, (uint64_t)c->tokens * c->top_k * 4, true) ||
-        !fake_is(f, c->out, c->tokens * c->out_stride * out_size, true) ||
-        !fake_is(f, c->workspace, c->tokens, true)) {
+        (c->down_bias &&
+         !fake_is(f, c->down_bias, c->experts * 128ull * c->shape.hidden_tiles, true)) ||
+        !fake_writes(f, c->out, ((c->tokens - 1) * c->out_stride + hidden) * out_size) ||
+        !fake_writes(f, c->workspace, c->tokens)) {
         fake_wrong(f, "a launch on memory that is not the device's");
         goto out;
     }
@@ -222,7 +268,7 @@ out:
 static inline void fake_rounding(struct fake *f, const struct fake_op *op)
 {
     if (!fake_is(f, op->from, op->rows * op->columns * 4, true) ||
-        !fake_is(f, op->to, ((op->rows - 1) * op->stride + op->columns) * 2, true)) {
+        !fake_writes(f, op->to, ((op->rows - 1) * op->stride + op->columns) * 2)) {
         fake_wrong(f, "rounding in memory that is not the device's");
         return;
     }
@@ -239,6 +285,8 @@ static inline void fake_repack(struct fake *f, const struct numoe_cuda_marlin *m
     struct numoe_marlin_sizes sizes;
 
     numoe_marlin_sizes(&m->shape, m->slices, &sizes);
+    if (!fake_is(f, m->slice_at, m->experts * m->slices * 4ull, true))
+        fake_wrong(f, "a table that is not the device's");
     for (uint32_t e = 0; e < m->experts; e++) {
         const uint32_t *at = m->slice_at + e * (uint64_t)m->slices;
         const int64_t slot = m->slot_of ? m->slot_of[e] : (int64_t)e;
@@ -249,15 +297,18 @@ static inline void fake_repack(struct fake *f, const struct numoe_cuda_marlin *m
             .gate_up_scales = m->to.gate_up_scales + slot * sizes.gate_up_scales,
             .down = m->to.down + slot * sizes.down_words,
             .down_scales = m->to.down_scales + slot * sizes.down_scales};
-        if (!fake_is(f, to.gate_up, 4 * sizes.gate_up_words, true) ||
-            !fake_is(f, to.gate_up_scales, sizes.gate_up_scales, true) ||
-            !fake_is(f, to.down, 4 * sizes.down_words, true) ||
-            !fake_is(f, to.down_scales, sizes.down_scales, true)) {
+        if (!fake_writes(f, to.gate_up, 4 * sizes.gate_up_words) ||
+            !fake_writes(f, to.gate_up_scales, sizes.gate_up_scales) ||
+            !fake_writes(f, to.down, 4 * sizes.down_words) ||
+            !fake_writes(f, to.down_scales, sizes.down_scales)) {
             fake_wrong(f, "repacking to memory that is not the device's");
             break;
         }
-        for (uint32_t s = 0; s < m->slices; s++)
+        for (uint32_t s = 0; s < m->slices; s++) {
+            if (!fake_is(f, m->weights + at[s] * 64ull, bytes, true))
+                fake_wrong(f, "a slice outside of device memory");
             memcpy(slices + s * bytes, m->weights + at[s] * 64ull, bytes);
+        }
         numoe_marlin_reference(&m->shape, slices, m->slices, m->interleaved, &to);
     }
     free(slices);
@@ -265,10 +316,11 @@ static inline void fake_repack(struct fake *f, const struct numoe_cuda_marlin *m
 
 static inline void fake_summing(struct fake *f, const struct fake_op *op)
 {
-    bool there = fake_is(f, op->to, op->bytes, true);
+    bool there = true;
 
     for (uint32_t i = 0; i < op->part_count; i++)
         there = there && fake_is(f, op->parts[i], op->bytes, true);
+    there = there && fake_writes(f, op->to, op->bytes);
     if (!there) {
         fake_wrong(f, "summing in memory that is not the device's");
         return;
@@ -282,13 +334,9 @@ static inline void fake_summing(struct fake *f, const struct fake_op *op)
     f->sums++;
 }
 
-/* Do the first thing of a stream if it can be done. */
-static inline bool fake_step(struct fake *f, struct fake_stream *s)
+/* Whether it can be done. */
+static inline bool fake_do(struct fake *f, struct fake_op *op)
 {
-    struct fake_op *op = &s->ops[s->head % FAKE_OPS];
-
-    if (s->head == s->tail)
-        return false;
     switch (op->what) {
     case FAKE_WAIT:
         if (op->event->completed < op->ticket)
@@ -304,7 +352,8 @@ static inline bool fake_step(struct fake *f, struct fake_stream *s)
         break;
     case FAKE_COPY_IN:
     case FAKE_COPY_OUT:
-        if (!fake_is(f, op->what == FAKE_COPY_IN ? op->to : op->from, op->bytes, true) ||
+        if ((op->what == FAKE_COPY_IN ? !fake_writes(f, op->to, op->bytes)
+                                      : !fake_is(f, op->from, op->bytes, true)) ||
             !fake_is(f, op->what == FAKE_COPY_IN ? op->from : op->to, op->bytes, false)) {
             fake_wrong(f, "a copy between memory that is not there, not pinned, or over its end");
             break;
@@ -312,7 +361,7 @@ static inline bool fake_step(struct fake *f, struct fake_stream *s)
         memcpy(op->to, op->from, op->bytes);
         break;
     case FAKE_COPY_PEER:
-        if (!fake_is(f, op->to, op->bytes, true) || !fake_is(op->peer, op->from, op->bytes, true)) {
+        if (!fake_writes(f, op->to, op->bytes) || !fake_is(op->peer, op->from, op->bytes, true)) {
             fake_wrong(f, "a copy between devices' memory that is not there, or over its end");
             break;
         }
@@ -338,9 +387,24 @@ static inline bool fake_step(struct fake *f, struct fake_stream *s)
         fake_repack(f, &op->marlin);
         break;
     }
-    s->head++;
-    f->steps++;
     return true;
+}
+
+/* Do the first thing of a stream if it can be done. */
+static inline bool fake_step(struct fake *f, struct fake_stream *s)
+{
+    struct fake_op *op = &s->ops[s->head % FAKE_OPS];
+    bool did;
+
+    if (s->head == s->tail)
+        return false;
+    fake_running.clock = &s->clocks[s->head % FAKE_OPS];
+    fake_running.use = op->use;
+    did = fake_do(f, op);
+    fake_running.clock = NULL;
+    s->head += did;
+    f->steps += did;
+    return did;
 }
 
 static inline struct fake_stream *fake_any_stream(struct fake *f)
@@ -392,7 +456,7 @@ static inline int fake_add_range(struct fake *f, void *address, uint64_t bytes, 
 {
     if (f->range_count == FAKE_RANGES)
         abort();
-    f->ranges[f->range_count++] = (struct fake_range){address, bytes, kind};
+    f->ranges[f->range_count++] = (struct fake_range){address, bytes, kind, {.bytes = bytes}};
     return 0;
 }
 
@@ -401,6 +465,8 @@ static inline int fake_drop_range(struct fake *f, void *address, enum fake_kind 
 {
     for (uint32_t i = 0; i < f->range_count; i++)
         if (f->ranges[i].address == address && f->ranges[i].kind == kind) {
+            if (!order_drop(&f->ranges[i].order))
+                fake_wrong(f, "memory was freed that may still be used");
             if (kind == FAKE_DEVICE)
                 f->taken -= f->ranges[i].bytes;
             if (kind == FAKE_PINNED)
@@ -493,8 +559,14 @@ static inline int fake_stream_create(void *device, void **stream)
         return e;
     for (int i = 0; i < FAKE_STREAMS; i++)
         if (!f->streams[i].used) {
-            memset(&f->streams[i], 0, sizeof f->streams[i]);
-            f->streams[i].used = true;
+            struct fake_stream *s = &f->streams[i];
+
+            s->used = true;
+            s->captured = NULL;
+            s->head = s->tail = s->copies_in = s->copies_out = s->launches = 0;
+            s->order = order_stream(&f->sticky);
+            s->clock = (struct order_clock){.at = {0}};
+            s->clocks = s->clocks ? s->clocks : aligned_alloc(64, FAKE_OPS * sizeof *s->clocks);
             f->stream_count = f->stream_count > (uint32_t)i ? f->stream_count : (uint32_t)i + 1;
             *stream = &f->streams[i];
             return 0;
@@ -515,6 +587,31 @@ static inline int fake_stream_destroy(void *device, void *stream)
     return 0;
 }
 
+/* Memory of the host's that something is queued to copy from, or to. */
+static inline void fake_queue_host(struct fake *f, const struct fake_stream *s,
+                                   const struct fake_op *op)
+{
+    const bool in = op->what == FAKE_COPY_IN;
+    const uint8_t *address = in ? op->from : op->to;
+    struct fake_range *r;
+    uint64_t at;
+
+    if (!in && op->what != FAKE_COPY_OUT)
+        return;
+    r = fake_find_host(f, address, op->bytes);
+    if (!r)
+        return;
+    at = (uint64_t)(address - r->address);
+    /* what is pinned where it lies are weights, whose changes copies under way may see */
+    if (in && r->kind == FAKE_HOST && !order_host_wrote(&r->order, at, op->bytes, address))
+        fake_wrong(f, "the host wrote what may still be copied");
+    if (!in && order_is_free(&r->order, at, op->bytes))
+        memset(op->to, 0xEC, op->bytes);
+    if (in ? !order_read(&r->order, at, op->bytes, &s->clock, op->use)
+           : !order_write(&r->order, at, op->bytes, &s->clock, op->use))
+        fake_wrong(f, "a copy passes another of the same host memory");
+}
+
 static inline int fake_push(struct fake *f, void *stream, struct fake_op op)
 {
     struct fake_stream *s = stream;
@@ -528,6 +625,15 @@ static inline int fake_push(struct fake *f, void *stream, struct fake_op op)
     }
     if (s->tail - s->head == FAKE_OPS)
         abort();
+    if (!s->used)
+        fake_wrong(f, "something was queued on a stream that is not there any more");
+    op.use = order_queue(&s->clock, s->order);
+    if (op.what == FAKE_WAIT)
+        order_join(&s->clock, &op.event->clock);
+    if (op.what == FAKE_RECORD)
+        op.event->clock = s->clock;
+    fake_queue_host(f, s, &op);
+    s->clocks[s->tail % FAKE_OPS] = s->clock;
     s->ops[s->tail++ % FAKE_OPS] = op;
     fake_advance(f);
     return 0;
@@ -578,10 +684,14 @@ static inline int fake_stream_captures(void *device, void *stream, bool *yes)
 
 static inline int fake_stream_sync(void *device, void *stream)
 {
-    const int e = fake_call(device);
+    int e = fake_call(device);
 
     fake_breaks(device);
-    return e ? e : fake_drain(device, stream, NULL, 0);
+    if (!e)
+        e = fake_drain(device, stream, NULL, 0);
+    if (!e)
+        order_see(&((struct fake_stream *)stream)->clock);
+    return e;
 }
 
 static inline int fake_stream_wait(void *device, void *stream, void *event)
@@ -636,15 +746,21 @@ static inline int fake_event_query(void *device, void *event, bool *done)
     if (!e) /* a device gets on by itself while it is asked over and over */
         fake_step(device, fake_any_stream(device));
     *done = !e && ev->completed >= ev->recorded;
+    if (*done)
+        order_see(&ev->clock);
     return e;
 }
 
 static inline int fake_event_sync(void *device, void *event)
 {
     struct fake_event *ev = event;
-    const int e = fake_call(device);
+    int e = fake_call(device);
     fake_breaks(device);
-    return e ? e : fake_drain(device, NULL, ev, ev->recorded);
+    if (!e)
+        e = fake_drain(device, NULL, ev, ev->recorded);
+    if (!e)
+        order_see(&ev->clock);
+    return e;
 }
 
 static inline int fake_elapsed(void *device, void *begin, void *end, double *ms)
@@ -704,7 +820,11 @@ static inline int fake_replay(void *device, void *stream, const struct numoe_cud
 
     for (uint32_t i = 0; !e && i < count; i++)
         e = fake_push(device, stream, (struct fake_op){.what = FAKE_LAUNCH, .ffn = *ffn});
-    return e ? e : fake_drain(device, stream, NULL, 0);
+    if (!e)
+        e = fake_drain(device, stream, NULL, 0);
+    if (!e)
+        order_see(&((struct fake_stream *)stream)->clock);
+    return e;
 }
 
 static inline int fake_round(void *device, void *stream, const float *from, uint16_t *to,
@@ -869,9 +989,14 @@ static inline struct fake *fake_make(uint64_t seed)
 /* What is left must be nothing, unless the device died: then the driver keeps it. */
 static inline void fake_free(struct fake *f)
 {
-    for (uint32_t i = 0; i < f->range_count; i++)
+    for (uint32_t i = 0; i < f->range_count; i++) {
+        free(f->ranges[i].order.blocks);
         if (f->ranges[i].kind != FAKE_PINNED)
             free(f->ranges[i].address);
+    }
+    for (int i = 0; i < FAKE_STREAMS; i++)
+        free(f->streams[i].clocks);
+    order_forget(&f->sticky);
     while (f->all_events) {
         struct fake_event *next = f->all_events->next;
         free(f->all_events);
