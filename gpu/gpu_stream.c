@@ -683,10 +683,12 @@ static int send_kept(struct gpu_stream *s, uint64_t layer, void *on, struct numo
         gpu,
         ops->read_in(gpu->device, on, gpu_stream_table(s, s->tables, layer), table, s->table_bytes),
         error, "copying the table of layer %llu", (unsigned long long)layer);
-    if (!rc) /* this copy, too, is before it then */
-        rc = gpu_stream_mark_used(s, layer, on, error);
-    if (!rc)
-        s->stale[layer] = false;
+    if (rc)
+        return rc;
+    rc = gpu_stream_mark_used(s, layer, on, error); /* this copy, too, is before it then */
+    if (rc)
+        gpu_still(gpu, on, "the failed call"); /* else the next one would pass it */
+    s->stale[layer] = rc != 0;
     return rc;
 }
 

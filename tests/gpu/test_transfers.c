@@ -4,6 +4,7 @@
  * the call was made.
  */
 #include <criterion/criterion.h>
+#include <errno.h>
 
 #include "fake_device.h"
 #include "transfer_patterns.h"
@@ -226,6 +227,72 @@ Test(gpu_transfers, what_is_brought_does_not_pass_what_computes, .timeout = 60)
     cr_assert_eq(fake_stream_sync(f, engine), 0);
     cr_expect_eq(checked, 3);
     fake_stream_destroy(f, engine);
+    numoe_gpu_model_destroy(model);
+    cr_expect_eq(f->wrong, 0, "%s", f->text);
+    numoe_gpu_close(gpu);
+    fake_free(f);
+    regions_free();
+}
+
+static const void *unmarked;
+
+static int record(void *device, void *event, void *stream)
+{
+    if (event != unmarked)
+        return fake_event_record(device, event, stream);
+    unmarked = NULL;
+    return fake_refuse(device, 1);
+}
+
+/* No event stands behind the copy of the table of what stays: no other is copied to its place, and
+ * the host does not write it anew, before that is past. */
+Test(gpu_transfers, a_table_is_waited_for_when_it_cannot_be_marked, .timeout = 60)
+{
+    const struct numoe_gpu_model_options options = {.keep_free_bytes = 4 << 20};
+    struct numoe_gpu_properties p = {.name = "Fake", .os_node = NUMOE_NONE};
+    const uint32_t need[EXPERTS] = {1, 1, 1}, more[EXPERTS] = {1, 1, 1, 1};
+    const struct numoe_gpu_source source = patterns_source();
+    struct fake *f = fake_make(5); /* nothing happens unless it is waited for */
+    struct gpu_ops ops = fake_ops;
+    struct numoe_gpu_model *model;
+    struct numoe_gpu *gpu;
+    struct gpu_stream *s;
+    struct gpu_part part;
+    void *engine[2] = {NULL};
+
+    patterns_make();
+    ops.event_record = record;
+    f->instead = check;
+    checked = 0;
+    cr_assert_eq(gpu_wrap(&ops, f, &p, NULL, &gpu), 0);
+    for (int i = 0; i < 2; i++)
+        cr_assert_eq(fake_stream_create(f, &engine[i]), 0);
+    cr_assert_eq(numoe_gpu_model_create(gpu, &source, &options, &model, NULL), 0);
+    s = &model->stream;
+    cr_assert_eq(gpu_stream_visit(s, 0, need, NULL), 0);
+    cr_assert_eq(gpu_stream_begin(s, 0, need, NULL, 3, NULL), 0);
+    unmarked = s->used[0];
+    cr_assert_eq(gpu_stream_next(s, engine[0], &part, NULL), -EINVAL);
+    cr_assert_null(unmarked);
+    gpu_stream_end(s, engine[0]);
+    cr_assert_eq(gpu_stream_visit(s, 0, more, NULL), 0);
+    for (int call = 0; call < 2; call++) {
+        struct numoe_cuda_ffn c = {.x_stride = 0};
+
+        cr_assert_eq(gpu_stream_begin(s, 0, more, NULL, 3, NULL), 0);
+        cr_assert_eq(gpu_stream_next(s, engine[1], &part, NULL), 0);
+        cr_assert_null(part.piece);
+        c.weights = part.weights;
+        c.slice_at = part.slice_at;
+        cr_assert_eq(fake_launch(f, engine[1], &c), 0);
+        cr_assert_eq(gpu_stream_done(s, engine[1], &part, NULL), 0);
+        gpu_stream_end(s, engine[1]);
+    }
+    for (int i = 2; i-- > 0;) {
+        cr_assert_eq(fake_stream_sync(f, engine[i]), 0);
+        fake_stream_destroy(f, engine[i]);
+    }
+    cr_expect_eq(checked, 8);
     numoe_gpu_model_destroy(model);
     cr_expect_eq(f->wrong, 0, "%s", f->text);
     numoe_gpu_close(gpu);
