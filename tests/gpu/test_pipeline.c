@@ -1101,3 +1101,47 @@ Test(gpu_pipeline, the_self_test_sees_one_percent)
     numoe_gpu_close(gpu);
     fake_free(f);
 }
+
+static void read_biases(struct fake *f, const struct numoe_cuda_ffn *c)
+{
+    if (!fake_is(f, c->down_bias, EXPERTS * 128ull * c->shape.hidden_tiles, true))
+        fake_wrong(f, "biases outside of device memory");
+}
+
+/* Biases of a layer whose weights have changed: the host writes them anew when those before have
+ * been copied, and they are copied to where the engine has read those before. */
+Test(gpu_pipeline, biases_change_behind_who_reads_them, .timeout = 60)
+{
+    struct model *m = model_make(1, true);
+    struct fake *f = fake_make(5); /* nothing happens unless it is waited for */
+    const struct numoe_gpu_source source = source_of(m);
+    const struct numoe_gpu_model_options options = {.keep_free_bytes = 4 << 20};
+    struct numoe_gpu *gpu = wrap(f);
+    const uint32_t need[EXPERTS] = {1};
+    struct numoe_gpu_model *model;
+    struct gpu_stream *s;
+    void *engine = NULL;
+
+    f->instead = read_biases;
+    cr_assert_eq(fake_stream_create(f, &engine), 0);
+    cr_assert_eq(numoe_gpu_model_create(gpu, &source, &options, &model, NULL), 0);
+    s = &model->stream;
+    for (int call = 0; call < 3; call++) {
+        struct numoe_cuda_ffn c = {.shape = m->shape};
+        struct gpu_part part;
+
+        cr_assert_eq(gpu_stream_begin(s, 0, need, NULL, 1, NULL), 0);
+        cr_assert_eq(gpu_stream_next(s, engine, &part, NULL), 0);
+        c.down_bias = part.down_bias;
+        cr_assert_eq(fake_launch(f, engine, &c), 0);
+        cr_assert_eq(gpu_stream_done(s, engine, &part, NULL), 0);
+        gpu_stream_end(s, engine);
+        for (uint64_t i = 0; i < EXPERTS * 32ull * m->shape.hidden_tiles; i++)
+            m->down_bias[i] += 1;
+        m->generation[0]++;
+    }
+    cr_assert_eq(fake_stream_sync(f, engine), 0);
+    fake_stream_destroy(f, engine);
+    close_clean(model, gpu, f);
+    model_free(m);
+}
