@@ -229,8 +229,9 @@ int numoe_gpu_model_create_over(struct numoe_gpu *const *gpus, uint32_t count,
                                 struct numoe_gpu_model **model, struct numoe_error *error);
 enum { NUMOE_GPU_MOST = 16 };
 
-/** Waits for what runs; whoever waits in numoe_gpu_piece_next or piece_any gets -ECANCELED first.
- * No other call may be under way, and none follow. NULL is allowed. */
+/** Waits for what runs, but on streams of the caller's only for pieces that are done with: what
+ * reads others must be past. Whoever waits in numoe_gpu_piece_next or piece_any gets -ECANCELED
+ * first. No other call may be under way, and none follow. NULL is allowed. */
 void numoe_gpu_model_destroy(struct numoe_gpu_model *model);
 
 /** How many devices a model is on. */
@@ -536,7 +537,7 @@ int numoe_gpu_piece_marlin(struct numoe_gpu_model *model, void *stream,
 int numoe_gpu_piece_done(struct numoe_gpu_model *model, void *stream,
                          const struct numoe_gpu_piece *piece, struct numoe_error *error);
 /** After the last piece, or before: pieces not taken are dropped, and for those not done with the
- *  stream is waited for. */
+ *  stream is waited for, on which they are to have been taken. */
 void numoe_gpu_pieces_end(struct numoe_gpu_model *model, void *stream);
 
 struct numoe_gpu_report {
