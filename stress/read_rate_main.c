@@ -129,40 +129,61 @@ static int measure(const struct numoe_reader_file *files, uint32_t count, uint8_
     return bytes < 0 ? -1 : 0;
 }
 
-int main(int argc, char **argv)
+/* The files opened once and closed again, so that they are known to be there. 0 or 1, with a
+ * message. */
+static int find_files(char **paths, uint32_t count, struct numoe_reader_file *files)
 {
-    static const uint32_t depths[] = {2, 4, 8, 16, 32}, kib[] = {256, 512, 1024, 2048, 4096};
-    struct numoe_reader_file *files = calloc((size_t)argc, sizeof *files);
     struct numoe_error error = NUMOE_ERROR_INIT;
-    uint8_t *memory = mmap(NULL, (size_t)WINDOWS * WINDOW_BYTES, PROT_READ | PROT_WRITE,
-                           MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    int status = 0;
 
-    if (argc < 2 || argv[1][0] == '-') {
-        fprintf(stderr, "Usage: numoe-read-rate FILE...\n");
-        return 2;
-    }
-    if (!files || memory == MAP_FAILED) {
-        fprintf(stderr, "numoe-read-rate: no memory to read to\n");
-        return 1;
-    }
-    madvise(memory, (size_t)WINDOWS * WINDOW_BYTES, MADV_HUGEPAGE);
-    for (int i = 1; i < argc; i++) {
-        int fd = numoe_file_open(argv[i], &files[i - 1].id, &error);
+    for (uint32_t i = 0; i < count; i++) {
+        const int fd = numoe_file_open(paths[i], &files[i].id, &error);
 
         if (fd < 0) {
             fprintf(stderr, "numoe-read-rate: %s: %s\n", error.where, error.message);
             return 1;
         }
         close(fd);
-        files[i - 1].path = argv[i];
+        files[i].path = paths[i];
     }
+    return 0;
+}
+
+static int measure_all(struct numoe_reader_file *files, uint32_t count, uint8_t *memory)
+{
+    static const uint32_t depths[] = {2, 4, 8, 16, 32}, kib[] = {256, 512, 1024, 2048, 4096};
+    int status = 0;
+
     printf("blocks      KiB     GB/s  way\n");
     for (unsigned b = 0; b < sizeof kib / sizeof kib[0]; b++)
         for (unsigned d = 0; d < sizeof depths / sizeof depths[0]; d++)
-            status |= measure(files, (uint32_t)argc - 1, memory, depths[d], kib[b] << 10, true);
-    status |= measure(files, (uint32_t)argc - 1, memory, 1, 2 << 20, false);
-    munmap(memory, (size_t)WINDOWS * WINDOW_BYTES);
-    free(files);
+            status |= measure(files, count, memory, depths[d], kib[b] << 10, true);
+    status |= measure(files, count, memory, 1, 2 << 20, false);
     return cli_flush(status ? 1 : 0);
+}
+
+int main(int argc, char **argv)
+{
+    struct numoe_reader_file *files;
+    uint8_t *memory;
+    int status = 1;
+
+    if (argc < 2 || argv[1][0] == '-') {
+        fprintf(stderr, "Usage: numoe-read-rate FILE...\n");
+        return 2;
+    }
+    files = calloc((size_t)argc - 1, sizeof *files);
+    memory = mmap(NULL, (size_t)WINDOWS * WINDOW_BYTES, PROT_READ | PROT_WRITE,
+                  MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (!files || memory == MAP_FAILED)
+        fprintf(stderr, "numoe-read-rate: no memory to read to\n");
+    else
+        status = find_files(argv + 1, (uint32_t)argc - 1, files);
+    if (!status) {
+        madvise(memory, (size_t)WINDOWS * WINDOW_BYTES, MADV_HUGEPAGE);
+        status = measure_all(files, (uint32_t)argc - 1, memory);
+    }
+    if (memory != MAP_FAILED)
+        munmap(memory, (size_t)WINDOWS * WINDOW_BYTES);
+    free(files);
+    return status;
 }
