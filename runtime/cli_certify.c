@@ -124,10 +124,7 @@ static int write_report(const struct certify *c, const char *verdict, const char
         if (fclose(file) && !rc)
             rc = -errno;
     }
-    if (!rc)
-        return CLI_OK;
-    cli_error(path, "could not be written: %s", strerror(-rc));
-    return cli_output_code(rc);
+    return cli_written(path, rc);
 }
 
 static json_t *json_of(const struct certify *c, const char *verdict)

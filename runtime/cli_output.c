@@ -70,6 +70,14 @@ int cli_output_code(int code)
     return code == -ENOSPC || code == -EDQUOT || code == -ENOMEM ? CLI_NO_ROOM : CLI_FAILURE;
 }
 
+int cli_written(const char *path, int rc)
+{
+    if (!rc)
+        return CLI_OK;
+    cli_error(path, "could not be written: %s", strerror(-rc));
+    return cli_output_code(rc);
+}
+
 static int exit_code(enum cli_stage stage, int code)
 {
     if (stage == CLI_STAGE_OUTPUT && code)

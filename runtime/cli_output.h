@@ -32,6 +32,8 @@ bool cli_is_about(const struct numoe_error *error, const char *path);
 
 /* The exit code for a negative errno of a file that was to be written. */
 int cli_output_code(int code);
+/* Say why the file could not be written, and return that code; CLI_OK for 0. */
+int cli_written(const char *path, int rc);
 
 /* Make sure that the answer has reached stdout; returns code, or if it has not why, as
  * cli_output_code. */

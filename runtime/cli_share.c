@@ -32,9 +32,9 @@ struct share_cell {
     double hit_bytes;   /* mean of a call */
     double found_bytes; /* of them, on the GPU when they were asked for; GPU alone */
     double link_ms;     /* that the rest takes over the link */
-    double gpu_experts, cpu_experts, gpu_ms, cpu_ms; /* medians of the shared calls */
-    /* means of them; NAN: none was shared */
-    double ideal_ms, both_ms;
+    double gpu_experts, cpu_experts, gpu_ms, cpu_ms; /* medians of the calls */
+    /* of the calls that were shared: mean, and what they took over it; NAN: none was */
+    double ideal_ms, of_ideal;
 };
 
 struct share_bench {
@@ -163,6 +163,7 @@ static int measure_way(struct share_bench *s, uint32_t way, uint64_t tokens,
     numoe_gpu_model_report(numoe_model_gpu(s->model), &before);
     for (uint32_t i = 0; !code && i < repeat; i++) {
         struct gpu_shared shared;
+
         code = call(s, &b, tokens, i % s->desc.layers, &result, &values[i]);
         if (code)
             break;
@@ -200,7 +201,7 @@ static int measure_way(struct share_bench *s, uint32_t way, uint64_t tokens,
         cell->gpu_ms = median(values + 3 * repeat, repeat);
         cell->cpu_ms = median(values + 4 * repeat, repeat);
         cell->ideal_ms = shared_calls ? ideal / shared_calls : NAN;
-        cell->both_ms = shared_calls ? both / shared_calls : NAN;
+        cell->of_ideal = shared_calls ? both / ideal : NAN;
     }
     batch_free(&b);
     free(values);
@@ -216,8 +217,8 @@ static void print_cell(const struct share_cell *c)
 {
     char of_ideal[16] = "-";
 
-    if (isfinite(c->ideal_ms))
-        snprintf(of_ideal, sizeof of_ideal, "%.3f", c->both_ms / c->ideal_ms);
+    if (isfinite(c->of_ideal))
+        snprintf(of_ideal, sizeof of_ideal, "%.3f", c->of_ideal);
     printf("%6" PRIu64 " %9.3f %9.3f %9.3f %7.3f %9.3f %7.2f %7.1f + %-5.1f %9.3f %9.3f %7s  "
            "%8.1e %8.1e %8.1e\n",
            c->tokens, c->ms[0], c->ms[1], c->ms[2], c->ms[2] / better(c), c->link_ms,
@@ -252,9 +253,8 @@ static json_t *json_of(const struct share_bench *s)
             cli_json_number(c->found_bytes), "link_ms", cli_json_number(c->link_ms), "gpu_experts",
             cli_json_number(c->gpu_experts), "cpu_experts", cli_json_number(c->cpu_experts),
             "gpu_part_ms", cli_json_number(c->gpu_ms), "cpu_part_ms", cli_json_number(c->cpu_ms),
-            "ideal_ms", cli_json_number(c->ideal_ms), "of_ideal",
-            cli_json_number(c->both_ms / c->ideal_ms), "of_better",
-            cli_json_number(c->ms[2] / better(c)));
+            "ideal_ms", cli_json_number(c->ideal_ms), "of_ideal", cli_json_number(c->of_ideal),
+            "of_better", cli_json_number(c->ms[2] / better(c)));
         for (int w = 0; w < WAYS; w++) {
             char key[32];
             snprintf(key, sizeof key, "%s_ms", ways[w]);

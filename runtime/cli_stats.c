@@ -149,8 +149,5 @@ int cli_trace_write(const char *path, struct numoe *context, FILE **file)
     if (fclose(*file) && !rc)
         rc = -errno;
     *file = NULL;
-    if (!rc)
-        return CLI_OK;
-    cli_error(path, "could not be written: %s", strerror(-rc));
-    return cli_output_code(rc);
+    return cli_written(path, rc);
 }

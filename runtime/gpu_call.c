@@ -82,8 +82,7 @@ struct gpu_run {
     uint8_t *held, *on_gpu, *mask; /* [experts] */
     bool pinned; /* weights need no staging: the GPU can work beside the workers */
     bool sharing;
-    int queue_rc;   /* while sharing */
-    uint64_t taken; /* tokens that were started */
+    int queue_rc; /* while sharing */
     struct gpu_shared last;
 };
 
@@ -227,6 +226,7 @@ static void share(struct numoe_schedule *s, const struct numoe_gpu_call *call)
     struct gpu_run *run = model->gpu_run;
     const uint8_t *elsewhere = s->batch.elsewhere;
     struct numoe_error error = NUMOE_ERROR_INIT;
+    uint64_t tokens;
 
     run->call = *call;
     run->call.join = true;
@@ -235,7 +235,7 @@ static void share(struct numoe_schedule *s, const struct numoe_gpu_call *call)
     run->call.ahead = NUMOE_GPU_NO_AHEAD;
     divide(s);
     run->queue_rc = 0;
-    run->sharing = !numoe_gpu_begin(model->gpu, s->layer, &run->call, 0, &run->taken, &error);
+    run->sharing = !numoe_gpu_begin(model->gpu, s->layer, &run->call, 0, &tokens, &error);
     if (run->sharing)
         return;
     say_failure(model, &error);

@@ -1,4 +1,5 @@
 /* What the process holds of the system. SPDX-License-Identifier: Apache-2.0 */
+#include "base/sanitized.h"
 #include "cli_memory.h"
 #include "soak_walk.h"
 
@@ -8,17 +9,6 @@
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define SANITIZED 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define SANITIZED 1
-#endif
-#endif
-#ifndef SANITIZED
-#define SANITIZED 0
-#endif
 
 /* How long a thread that was joined, or a ring that was closed, may still be seen. */
 enum { SETTLE_MS = 3000, SETTLE_STEP_MS = 20 };

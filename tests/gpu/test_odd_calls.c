@@ -2,7 +2,7 @@
  * Calls that end early, that are as odd as calls may be, or that find no memory: nothing is lost
  * that was already done, and what comes after is right.
  */
-#include "../support/sanitized.h"
+#include "base/sanitized.h"
 #include "queued_batch.h"
 #include "rows_call.h"
 

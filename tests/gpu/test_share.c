@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "../support/models.h"
-#include "../support/sanitized.h"
+#include "base/sanitized.h"
 #include "context.h"
 #include "fake_device.h"
 #include "gpu_model.h"

@@ -5,8 +5,8 @@
 #include "safetensors.h"
 #include "synth.h"
 
+#include "base/sanitized.h"
 #include "loader_files.h"
-#include "support/sanitized.h"
 
 #include <linux/capability.h>
 #include <linux/filter.h>

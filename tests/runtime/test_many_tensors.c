@@ -2,8 +2,8 @@
 #include "checkpoint.h"
 #include "synth.h"
 
+#include "base/sanitized.h"
 #include "loader_files.h"
-#include "support/sanitized.h"
 
 #include <time.h>
 

@@ -9,11 +9,11 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "base/sanitized.h"
 #include "context.h"
 #include "model.h"
 #include "numoe.h"
 #include "support/fixture.h"
-#include "support/sanitized.h"
 
 /* How often the process asked for memory; its own allocators are counted where no sanitizer has
  * taken their place. */

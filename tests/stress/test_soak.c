@@ -12,9 +12,9 @@
 #include <unistd.h>
 #include <wordexp.h>
 
+#include "base/sanitized.h"
 #include "cli_soak.h"
 #include "soak.h"
-#include "support/sanitized.h"
 
 #define MANY_NODES "pack:2 l3:16 [numa(memory=16GB)] core:4 pu:2"
 

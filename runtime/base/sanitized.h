@@ -1,7 +1,7 @@
 /* SANITIZED: 1 where a sanitizer has taken the allocator's place, keeps what is freed and makes all
  * slow; else 0. SPDX-License-Identifier: Apache-2.0 */
-#ifndef NUMOE_TESTS_SANITIZED_H
-#define NUMOE_TESTS_SANITIZED_H
+#ifndef NUMOE_SANITIZED_H
+#define NUMOE_SANITIZED_H
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define SANITIZED 1
