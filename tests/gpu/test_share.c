@@ -299,6 +299,15 @@ static struct numoe_model *model_make(struct numoe *context)
     return model;
 }
 
+/* A model and its context, and the device that it is on. */
+static void close_on(struct fake *f, struct numoe *context, struct numoe_model *model)
+{
+    numoe_model_destroy(model);
+    numoe_close(context);
+    cr_expect_eq(f->wrong, 0, "%s", f->text);
+    fake_free(f);
+}
+
 struct call {
     float x[TOKENS][HIDDEN], routing[TOKENS][TOP_K], out[TOKENS][HIDDEN];
     uint16_t narrow[TOKENS][HIDDEN];
@@ -447,10 +456,7 @@ static void fail_in_calls(int code)
             given_back += a.result.gpu_tokens < TOKENS;
         }
         f->fail_at = UINT64_MAX;
-        numoe_model_destroy(gpu);
-        cr_expect_eq(f->wrong, 0, "%s", f->text);
-        numoe_close(here);
-        fake_free(f);
+        close_on(f, here, gpu);
     }
     cr_expect_gt(given_back, 10);
     numoe_model_destroy(cpu);
@@ -523,10 +529,7 @@ Test(gpu_share, the_device_ends_what_the_workers_cannot, .timeout = 60)
         cr_expect(!rc || a.result.gpu_pairs > 0, "the device goes on");
         cr_expect_lt(distance(&a, &b), 5e-3);
         expect_same_counts(&a.result, &b.result, (int)seed);
-        numoe_model_destroy(model);
-        numoe_close(context);
-        cr_expect_eq(f->wrong, 0, "%s", f->text);
-        fake_free(f);
+        close_on(f, context, model);
     }
     cr_expect_gt(ended, 5, "%u", ended);
     numoe_model_destroy(cpu);
@@ -571,10 +574,7 @@ Test(gpu_share, the_workers_begin_at_once, .timeout = 60)
     cr_assert(sides.gpu_experts && sides.cpu_experts);
     cr_expect_gt(seen_written, 0);
     cr_expect_lt(distance(&a, &b), 5e-3);
-    numoe_model_destroy(model);
-    cr_expect_eq(f->wrong, 0, "%s", f->text);
-    numoe_close(context);
-    fake_free(f);
+    close_on(f, context, model);
     numoe_model_destroy(cpu);
     numoe_close(there);
 }
@@ -636,10 +636,7 @@ Test(gpu_share, calls_of_several_passes, .timeout = 120)
     free(x);
     free(ids);
     free(routing);
-    numoe_model_destroy(model);
-    cr_expect_eq(f->wrong, 0, "%s", f->text);
-    numoe_close(context);
-    fake_free(f);
+    close_on(f, context, model);
     numoe_model_destroy(cpu);
     numoe_close(there);
 }
@@ -675,10 +672,7 @@ Test(gpu_share, a_shared_call_tells_of_all_its_experts, .timeout = 60)
         cr_expect_eq(stream->jobs[!stream->current].layer, GPU_NO_LAYER, "a prefetch");
     }
     cr_expect_eq(shared, 12);
-    numoe_model_destroy(model);
-    cr_expect_eq(f->wrong, 0, "%s", f->text);
-    numoe_close(context);
-    fake_free(f);
+    close_on(f, context, model);
 }
 
 static double device_ms;
@@ -758,10 +752,7 @@ Test(gpu_share, what_is_not_shared, .timeout = 60)
             call_some(model, 3, 5, &r);
             cr_expect_eq(r.gpu_pairs, r.pairs);
         }
-        numoe_model_destroy(model);
-        cr_expect_eq(f->wrong, 0, "%s", f->text);
-        numoe_close(context);
-        fake_free(f);
+        close_on(f, context, model);
     }
 }
 
@@ -789,8 +780,5 @@ Test(gpu_share, experts_asked_for_often_come_to_stay, .timeout = 60)
         }
     }
     cr_expect_eq(gpu_pairs, pairs, "%d of %d", (int)gpu_pairs, (int)pairs);
-    numoe_model_destroy(model);
-    cr_expect_eq(f->wrong, 0, "%s", f->text);
-    numoe_close(context);
-    fake_free(f);
+    close_on(f, context, model);
 }

@@ -120,42 +120,67 @@ Test(gpu_transfers, a_hundred_thousand_patterns_arrive, .timeout = 300)
     regions_free();
 }
 
+/* A model of patterns on a device of its own, which looks at what computations find. */
+static struct numoe_gpu_model *open_on(struct fake *f, const struct gpu_ops *ops,
+                                       const struct numoe_gpu_model_options *options)
+{
+    const struct numoe_gpu_properties p = {.name = "Fake", .os_node = NUMOE_NONE};
+    const struct numoe_gpu_source source = patterns_source();
+    struct numoe_gpu_model *model;
+    struct numoe_gpu *gpu;
+
+    f->instead = check;
+    cr_assert_eq(gpu_wrap(ops, f, &p, NULL, &gpu), 0);
+    cr_assert_eq(numoe_gpu_model_create(gpu, &source, options, &model, NULL), 0);
+    return model;
+}
+
+static void close_on(struct fake *f, struct numoe_gpu_model *model)
+{
+    struct numoe_gpu *gpu = model->gpu;
+
+    numoe_gpu_model_destroy(model);
+    cr_expect_eq(f->wrong, 0, "%s", f->text);
+    numoe_gpu_close(gpu);
+    fake_free(f);
+}
+
+/* Begin layer 0 and queue a computation with what stays of it. */
+static void compute_kept(struct fake *f, struct gpu_stream *s, void *on, const uint32_t *need,
+                         struct gpu_part *part)
+{
+    struct numoe_cuda_ffn c = {.x_stride = 0};
+
+    cr_assert_eq(gpu_stream_begin(s, 0, need, NULL, 3, NULL), 0);
+    cr_assert_eq(gpu_stream_next(s, on, part, NULL), 0);
+    cr_assert_not_null(part->slice_at);
+    cr_assert_null(part->piece);
+    c.weights = part->weights;
+    c.slice_at = part->slice_at;
+    cr_assert_eq(fake_launch(f, on, &c), 0);
+}
+
 /* Experts that stay, taken and not done with: their cells are not given on before they were read.
  */
 Test(gpu_transfers, what_stays_is_waited_for_when_a_call_is_given_up, .timeout = 60)
 {
     struct fake *f = fake_make(5); /* nothing happens unless it is waited for */
-    struct numoe_gpu_properties p = {.name = "Fake", .os_node = NUMOE_NONE};
-    const struct numoe_gpu_source source = patterns_source();
     const struct numoe_gpu_model_options options = {.keep_free_bytes = 4 << 20};
-    struct numoe_cuda_ffn c = {.x_stride = 0};
     struct numoe_gpu_model *model;
     struct fake_stream *compute;
-    struct numoe_gpu *gpu;
     struct gpu_stream *s;
     struct gpu_part part;
 
     patterns_make();
-    f->instead = check;
-    cr_assert_eq(gpu_wrap(&fake_ops, f, &p, NULL, &gpu), 0);
-    cr_assert_eq(numoe_gpu_model_create(gpu, &source, &options, &model, NULL), 0);
+    model = open_on(f, &fake_ops, &options);
     s = &model->stream;
     compute = s->compute;
     cr_assert_eq(gpu_stream_visit(s, 0, s->everything, NULL), 0);
-    cr_assert_eq(gpu_stream_begin(s, 0, s->everything, NULL, 3, NULL), 0);
-    cr_assert_eq(gpu_stream_next(s, compute, &part, NULL), 0);
-    cr_assert_not_null(part.slice_at);
-    cr_assert_null(part.piece);
-    c.weights = part.weights;
-    c.slice_at = part.slice_at;
-    cr_assert_eq(fake_launch(f, compute, &c), 0);
+    compute_kept(f, s, compute, s->everything, &part);
     cr_assert_neq(compute->head, compute->tail);
     gpu_stream_end(s, compute);
     cr_expect_eq(compute->head, compute->tail, "its computation is still to come");
-    numoe_gpu_model_destroy(model);
-    cr_expect_eq(f->wrong, 0, "%s", f->text);
-    numoe_gpu_close(gpu);
-    fake_free(f);
+    close_on(f, model);
     regions_free();
 }
 
@@ -184,35 +209,23 @@ Test(gpu_transfers, what_is_brought_does_not_pass_what_computes, .timeout = 60)
                                                         (uint64_t)4 * LAYERS * SLICES * SLICE_BYTES,
                                                     .window_bytes = 20 * SLICES * SLICE_BYTES};
     const uint32_t need[EXPERTS] = {1, 1, 1}, hot[EXPERTS] = {0, 0, 0, 9, 9};
-    struct numoe_gpu_properties p = {.name = "Fake", .os_node = NUMOE_NONE};
-    const struct numoe_gpu_source source = patterns_source();
-    struct numoe_cuda_ffn c = {.x_stride = 0};
     struct fake *f = fake_make(5); /* nothing happens unless it is waited for */
     struct numoe_gpu_model *model;
-    struct numoe_gpu *gpu;
     struct gpu_stream *s;
     struct gpu_part part;
     bool gate = false;
     void *engine = NULL;
 
     patterns_make();
-    f->instead = check;
-    cr_assert_eq(gpu_wrap(&fake_ops, f, &p, NULL, &gpu), 0);
+    model = open_on(f, &fake_ops, &options);
     cr_assert_eq(fake_stream_create(f, &engine), 0);
-    cr_assert_eq(numoe_gpu_model_create(gpu, &source, &options, &model, NULL), 0);
     s = &model->stream;
     cr_assert_eq(s->cache.limit[0], 4);
     cr_assert_eq(gpu_stream_visit(s, 0, need, NULL), 0);
     cr_assert_eq(fake_stream_sync(f, s->compute), 0);
     cr_assert_eq(
         fake_push(f, engine, (struct fake_op){.what = FAKE_RUN, .to = &gate, .run = is_open}), 0);
-    cr_assert_eq(gpu_stream_begin(s, 0, need, NULL, 3, NULL), 0);
-    cr_assert_eq(gpu_stream_next(s, engine, &part, NULL), 0);
-    cr_assert_not_null(part.slice_at);
-    cr_assert_null(part.piece);
-    c.weights = part.weights;
-    c.slice_at = part.slice_at;
-    cr_assert_eq(fake_launch(f, engine, &c), 0);
+    compute_kept(f, s, engine, need, &part);
     cr_assert_eq(gpu_stream_done(s, engine, &part, NULL), 0);
     gpu_stream_end(s, engine);
     cr_assert_eq(gpu_stream_bring(s, 0, 3, NULL), 0); /* to a place that nobody has */
@@ -227,10 +240,7 @@ Test(gpu_transfers, what_is_brought_does_not_pass_what_computes, .timeout = 60)
     cr_assert_eq(fake_stream_sync(f, engine), 0);
     cr_expect_eq(checked, 3);
     fake_stream_destroy(f, engine);
-    numoe_gpu_model_destroy(model);
-    cr_expect_eq(f->wrong, 0, "%s", f->text);
-    numoe_gpu_close(gpu);
-    fake_free(f);
+    close_on(f, model);
     regions_free();
 }
 
@@ -249,25 +259,20 @@ static int record(void *device, void *event, void *stream)
 Test(gpu_transfers, a_table_is_waited_for_when_it_cannot_be_marked, .timeout = 60)
 {
     const struct numoe_gpu_model_options options = {.keep_free_bytes = 4 << 20};
-    struct numoe_gpu_properties p = {.name = "Fake", .os_node = NUMOE_NONE};
     const uint32_t need[EXPERTS] = {1, 1, 1}, more[EXPERTS] = {1, 1, 1, 1};
-    const struct numoe_gpu_source source = patterns_source();
     struct fake *f = fake_make(5); /* nothing happens unless it is waited for */
     struct gpu_ops ops = fake_ops;
     struct numoe_gpu_model *model;
-    struct numoe_gpu *gpu;
     struct gpu_stream *s;
     struct gpu_part part;
     void *engine[2] = {NULL};
 
     patterns_make();
     ops.event_record = record;
-    f->instead = check;
     checked = 0;
-    cr_assert_eq(gpu_wrap(&ops, f, &p, NULL, &gpu), 0);
+    model = open_on(f, &ops, &options);
     for (int i = 0; i < 2; i++)
         cr_assert_eq(fake_stream_create(f, &engine[i]), 0);
-    cr_assert_eq(numoe_gpu_model_create(gpu, &source, &options, &model, NULL), 0);
     s = &model->stream;
     cr_assert_eq(gpu_stream_visit(s, 0, need, NULL), 0);
     cr_assert_eq(gpu_stream_begin(s, 0, need, NULL, 3, NULL), 0);
@@ -277,14 +282,7 @@ Test(gpu_transfers, a_table_is_waited_for_when_it_cannot_be_marked, .timeout = 6
     gpu_stream_end(s, engine[0]);
     cr_assert_eq(gpu_stream_visit(s, 0, more, NULL), 0);
     for (int call = 0; call < 2; call++) {
-        struct numoe_cuda_ffn c = {.x_stride = 0};
-
-        cr_assert_eq(gpu_stream_begin(s, 0, more, NULL, 3, NULL), 0);
-        cr_assert_eq(gpu_stream_next(s, engine[1], &part, NULL), 0);
-        cr_assert_null(part.piece);
-        c.weights = part.weights;
-        c.slice_at = part.slice_at;
-        cr_assert_eq(fake_launch(f, engine[1], &c), 0);
+        compute_kept(f, s, engine[1], more, &part);
         cr_assert_eq(gpu_stream_done(s, engine[1], &part, NULL), 0);
         gpu_stream_end(s, engine[1]);
     }
@@ -293,10 +291,7 @@ Test(gpu_transfers, a_table_is_waited_for_when_it_cannot_be_marked, .timeout = 6
         fake_stream_destroy(f, engine[i]);
     }
     cr_expect_eq(checked, 8);
-    numoe_gpu_model_destroy(model);
-    cr_expect_eq(f->wrong, 0, "%s", f->text);
-    numoe_gpu_close(gpu);
-    fake_free(f);
+    close_on(f, model);
     regions_free();
 }
 
@@ -344,28 +339,20 @@ Test(gpu_transfers, pieces_are_as_long_as_every_region_and_the_tokens_ask)
     patterns_make();
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         struct fake *f = fake_make(3);
-        struct numoe_gpu_properties p = {.name = "Fake", .os_node = NUMOE_NONE};
-        const struct numoe_gpu_source source = patterns_source();
         const struct numoe_gpu_model_options options = {.stream = true,
                                                         .window_bytes = cases[i].window * EXPERT,
                                                         .piece_bytes = cases[i].piece,
                                                         .keep_free_bytes = 4 << 20};
         uint32_t experts[EXPERTS + 1] = {0}, copies, count;
-        struct numoe_gpu_model *model;
-        struct numoe_gpu *gpu;
+        struct numoe_gpu_model *model = open_on(f, &fake_ops, &options);
 
-        cr_assert_eq(gpu_wrap(&fake_ops, f, &p, NULL, &gpu), 0);
-        cr_assert_eq(numoe_gpu_model_create(gpu, &source, &options, &model, NULL), 0);
         count = pieces_of(&model->stream, cases[i].tokens, experts, &copies);
         for (uint32_t k = 0; k < 8; k++)
             cr_expect_eq(experts[k], cases[i].experts[k], "case %d, piece %u: %u", (int)i, k,
                          experts[k]);
         /* the table, and of three regions one stretch each */
         cr_expect_leq(copies, 4 * count, "case %d: %u copies of %u pieces", (int)i, copies, count);
-        numoe_gpu_model_destroy(model);
-        cr_expect_eq(f->wrong, 0, "%s", f->text);
-        numoe_gpu_close(gpu);
-        fake_free(f);
+        close_on(f, model);
     }
     regions_free();
 }
